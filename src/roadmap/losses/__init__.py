@@ -1,0 +1,30 @@
+"""What is minimised: the losses of ROADMAP and the AP baselines it is compared with.
+
+Every loss is called as `loss(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None)` and needs only
+torch and numpy. Each is also a pure function of scores and masks, under its lower-case name. Losses of
+pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, which is imported by name.
+"""
+
+from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
+from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
+from roadmap.losses.calibration import Calibration, calibration
+from roadmap.losses.rank_ap import SmoothAP, SupAP, average_precision, saturation_point, smoothap, supap
+from roadmap.losses.roadmap import ROADMAP
+
+__all__ = [
+    "ROADMAP",
+    "BlackBoxAP",
+    "Calibration",
+    "FastAP",
+    "SmoothAP",
+    "SoftBinAP",
+    "SupAP",
+    "average_precision",
+    "blackboxap",
+    "calibration",
+    "fastap",
+    "saturation_point",
+    "smoothap",
+    "softbinap",
+    "supap",
+]

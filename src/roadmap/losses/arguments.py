@@ -1,0 +1,134 @@
+"""Checks of what the user passes, in one place, so that every loss refuses the same things in the same words.
+
+Shapes, types and devices are checked everywhere. Values (NaN, zero vectors, overlapping masks) are checked where
+looking at them is free: on the CPU, outside `torch.compile`. On a GPU reading a value back would stall the stream
+at every step, so there a zero or non-finite vector makes the loss NaN instead (`Comparison.poisoned`), which any
+training loop that looks at its loss will notice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Average = Literal["violating", "all"]
+
+
+def values_are_free_to_read(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_number(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
+    """`value` must be a finite real number, > `above` and >= `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if above is not None and not value > above:
+        raise ValueError(f"{name} must be > {above:g}, got {value}")
+    if at_least is not None and not value >= at_least:
+        raise ValueError(f"{name} must be >= {at_least:g}, got {value}")
+
+
+def check_count(name: str, value: int, *, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be >= {at_least}, got {value}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
+
+
+def check_thresholds(alpha: float, beta: float) -> None:
+    """Eq. (7) asks positives for a score above alpha and negatives for one below beta < alpha."""
+    check_number("alpha", alpha)
+    check_number("beta", beta)
+    if not beta < alpha:
+        raise ValueError(
+            f"beta must be < alpha (negatives are pushed below beta, positives above alpha), "
+            f"got alpha={alpha}, beta={beta}"
+        )
+    if not (beta >= -1 and alpha <= 1):
+        raise ValueError(f"alpha and beta are cosine scores in [-1, 1], got alpha={alpha}, beta={beta}")
+
+
+def check_average(average: str) -> None:
+    if average not in ("violating", "all"):
+        raise ValueError(f"average must be 'violating' or 'all', got {average!r}")
+
+
+def check_embeddings(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.ndim != 2:
+        raise ValueError(f"{name} must have shape (items, dimensions), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point (float16, bfloat16, float32 or float64), got {x.dtype}")
+    if x.shape[1] == 0:
+        raise ValueError(f"{name} has no dimensions: its shape is {tuple(x.shape)}")
+
+
+def check_labels(name: str, labels: Tensor, of: str, x: Tensor) -> None:
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor of integers, got {type(labels).__name__}")
+    if labels.ndim != 1:
+        raise ValueError(
+            f"{name} must be 1-D, one integer per row of {of}, got shape {tuple(labels.shape)}; "
+            "use labels.flatten() if it is a column, labels.argmax(1) if it is one-hot"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers (int64), got {labels.dtype}; use {name}.long()")
+    if labels.shape[0] != x.shape[0]:
+        raise ValueError(f"{name} has {labels.shape[0]} entries but {of} has {x.shape[0]} rows")
+    if labels.device != x.device:
+        raise ValueError(f"{name} is on {labels.device} but {of} is on {x.device}; move one with .to(...)")
+
+
+def check_norms(name: str, x: Tensor, norms: Tensor) -> None:
+    """Name the first row that has no direction. Call only where `values_are_free_to_read`."""
+    usable = norms.isfinite() & (norms > 0)
+    if bool(usable.all()):
+        return
+    row = int((~usable).nonzero()[0])
+    values = x[row].detach()
+    if not bool(values.isfinite().all()):
+        what = "holds NaN or infinity"
+    elif float(norms[row]) == 0:
+        what = "is a zero vector, which has no direction and so no cosine"
+    else:
+        what = "has a norm that overflows"
+    bad = int((~usable).sum())
+    raise ValueError(f"{name}[{row}] {what} ({bad} of {x.shape[0]} rows are unusable); look at what the model put out")
+
+
+def check_scores(scores: Tensor, positives: Tensor, negatives: Tensor) -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if scores.ndim != 2:
+        raise ValueError(
+            f"scores must have shape (queries, gallery), got {tuple(scores.shape)}; use scores[None] for one query"
+        )
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be floating point, got {scores.dtype}")
+    for name, mask in (("positives", positives), ("negatives", negatives)):
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"{name} must be a bool mask, got {came}")
+        if mask.shape != scores.shape:
+            raise ValueError(f"{name} has shape {tuple(mask.shape)} but scores has {tuple(scores.shape)}")
+        if mask.device != scores.device:
+            raise ValueError(f"{name} is on {mask.device} but scores is on {scores.device}")
+    if values_are_free_to_read(scores):
+        if bool((positives & negatives).any()):
+            raise ValueError(
+                "an item is both in positives and in negatives; each may be in one, or in neither (ignored)"
+            )
+        if not bool(scores.isfinite().all()):
+            row, column = (int(v) for v in (~scores.isfinite()).nonzero()[0])
+            raise ValueError(f"scores[{row}, {column}] is {float(scores[row, column])}; scores must be finite")

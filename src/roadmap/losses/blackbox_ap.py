@@ -1,0 +1,106 @@
+"""AP through a blackbox ranker (Rolínek et al., CVPR 2020; Vlastelica et al., ICLR 2020).
+
+The ranking rk(s) minimises <s, rk> over the permutations, so its derivative is replaced by that of a piecewise
+linear interpolation: with g = ∂L/∂rk, one more ranking at s + lam·g gives
+
+    ∂L/∂s = (rk(s + lam·g) - rk(s)) / lam
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roadmap.losses.arguments import check_flag, check_number, check_scores
+from roadmap.losses.comparison import compared, widened
+from roadmap.losses.rank_ap import mean_ap_loss
+
+
+def blackboxap(scores: Tensor, positives: Tensor, negatives: Tensor, lam: float = 4.0, margin: float = 0.02) -> Tensor:
+    """L_BlackBoxAP: 1 - AP of the scores after positives were lowered and negatives raised by margin / 2.
+
+    Ranks are divided by the length of the list, as the authors do, so that `lam` means the same at every batch
+    size. With margin = 0 the value is the exact AP loss.
+
+    Args:
+        scores: (M, N), higher is nearer.
+        positives: (M, N) mask of P_i.
+        negatives: (M, N) mask of N_i.
+        lam: how far the scores are moved along the gradient before ranking again.
+        margin: margin asked between positives and negatives; without one the loss vanishes as soon as the order is right.
+    """
+    check_scores(scores, positives, negatives)
+    check_number("lam", lam, above=0)
+    check_number("margin", margin, at_least=0)
+    wide = widened(scores)
+    shifted = wide + (margin / 2) * (negatives.to(wide.dtype) - positives.to(wide.dtype))
+    ranks: Tensor = _BlackboxRanks.apply(shifted, positives | negatives, lam)  # type: ignore[no-untyped-call]
+    ranks_among_positives = _normalised_ranks(shifted.detach(), positives, positives | negatives)
+    one = torch.ones_like(ranks)
+    precision = torch.where(positives, ranks_among_positives / torch.where(positives, ranks, one), 0 * one)
+    ap = precision.sum(1) / positives.sum(1).clamp(min=1)
+    return mean_ap_loss(ap, positives)
+
+
+def _normalised_ranks(scores: Tensor, ranked: Tensor, listed: Tensor) -> Tensor:
+    """rank among the `ranked` items / number of `listed` items: rank(k) = #{j ranked: s_j >= s_k}, as in Eq. (3).
+
+    Counting instead of sorting positions makes ties cost the same whatever their order in memory.
+    """
+    ascending = (-scores).masked_fill(~ranked, math.inf).sort(dim=1).values
+    count = torch.searchsorted(ascending, (-scores).contiguous(), right=True).to(scores.dtype)
+    return count / listed.sum(1, keepdim=True).clamp(min=1)
+
+
+class _BlackboxRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, listed: Tensor, lam: float) -> Tensor:
+        ranks = _normalised_ranks(scores, listed, listed)
+        ctx.save_for_backward(scores, listed, ranks)
+        ctx.lam = lam
+        return ranks
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        scores, listed, ranks = ctx.saved_tensors
+        moved = _normalised_ranks(scores + ctx.lam * grad, listed, listed)
+        return torch.where(listed, (moved - ranks) / ctx.lam, torch.zeros_like(ranks)), None, None
+
+
+class BlackBoxAP(nn.Module):
+    """BlackBoxAP (Rolínek et al., CVPR 2020).
+
+    Args:
+        lam: interpolation parameter of the blackbox ranker.
+        margin: margin asked between positives and negatives.
+        include_self: whether, in the in-batch call, the query is one of its own positives.
+    """
+
+    def __init__(self, lam: float = 4.0, margin: float = 0.02, include_self: bool = True) -> None:
+        super().__init__()
+        check_number("lam", lam, above=0)
+        check_number("margin", margin, at_least=0)
+        check_flag("include_self", include_self)
+        self.lam = lam
+        self.margin = margin
+        self.include_self = include_self
+
+    def extra_repr(self) -> str:
+        return f"lam={self.lam}, margin={self.margin}, include_self={self.include_self}"
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        positives = c.positives(include_self=self.include_self)
+        return c.poisoned(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin))

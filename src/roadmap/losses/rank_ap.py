@@ -1,0 +1,202 @@
+"""AP by counting ranks (Eqs. 1, 3-5): exact AP, SmoothAP and SupAP are one skeleton with different H.
+
+rank⁺(k) = 1 + Σ_{j ∈ P_i \\ k} H⁺(s_j - s_k)        rank⁻(k) = Σ_{j ∈ N_i} H⁻(s_j - s_k)
+AP_i = 1/|P_i| Σ_{k ∈ P_i} rank⁺(k) / (rank⁺(k) + rank⁻(k))
+
+         H⁺                    H⁻
+exact    step, H(0) = 1        step, H(0) = 1         Eqs. (1), (3)
+SmoothAP sigmoid(t / tau)      sigmoid(t / tau)       Brown et al., ECCV 2020
+SupAP    step, no gradient     Eq. (4)                Eq. (5)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from roadmap.losses.arguments import check_flag, check_number, check_scores
+from roadmap.losses.comparison import compared, widened
+
+StepFunction = Callable[[Tensor], Tensor]
+
+
+def saturation_point(tau: float, epsilon: float = 1e-2) -> float:
+    """delta = tau ln((1 - epsilon) / epsilon), where sigmoid(delta / tau) = 1 - epsilon (supplementary A.3)."""
+    check_number("tau", tau, above=0)
+    check_number("epsilon", epsilon, above=0)
+    if not epsilon < 0.5:
+        raise ValueError(f"epsilon must be < 0.5, where delta would reach 0, got {epsilon}")
+    return tau * math.log((1 - epsilon) / epsilon)
+
+
+def heaviside(t: Tensor) -> Tensor:
+    """H of Eq. (3), H(0) = 1: an item with an equal score counts as ranked before."""
+    return (t >= 0).to(t.dtype)
+
+
+def h_minus(t: Tensor, tau: float, rho: float, delta: float) -> Tensor:
+    """H⁻ of Eq. (4), an upper bound of H.
+
+    The paper gives t = 0 to the first two branches; only the second, H⁻(0) = 1, keeps the bound at a tie.
+    """
+    smooth = torch.sigmoid(t / tau)
+    linear = rho * (t - delta) + (1 / (1 + math.exp(-delta / tau)) + 0.5)
+    return torch.where(t > delta, linear, torch.where(t >= 0, smooth + 0.5, smooth))
+
+
+def average_precision(
+    scores: Tensor, positives: Tensor, negatives: Tensor, reduction: Literal["mean", "none"] = "mean"
+) -> Tensor:
+    """Exact AP, Eqs. (1) and (3): ties count against the positive. No gradient.
+
+    Args:
+        scores: (M, N), higher is nearer.
+        positives: (M, N) mask of P_i.
+        negatives: (M, N) mask of N_i; an item in neither is ignored.
+        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where
+            P_i is empty.
+    """
+    check_scores(scores, positives, negatives)
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
+    ap = _average_precision(widened(scores.detach()), positives, negatives, heaviside, heaviside)
+    ap = ap.masked_fill(~positives.any(1), math.nan)
+    return ap.nanmean() if reduction == "mean" else ap
+
+
+def smoothap(scores: Tensor, positives: Tensor, negatives: Tensor, tau: float = 0.01) -> Tensor:
+    """L_SmoothAP (Brown et al., ECCV 2020): both ranks counted with sigmoid(t / tau). Arguments as in `supap`."""
+    check_scores(scores, positives, negatives)
+    check_number("tau", tau, above=0)
+
+    def sigmoid(t: Tensor) -> Tensor:
+        return torch.sigmoid(t / tau)
+
+    return mean_ap_loss(_average_precision(widened(scores), positives, negatives, sigmoid, sigmoid), positives)
+
+
+def supap(
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float | None = None,
+) -> Tensor:
+    """L_SupAP, Eq. (5): a smooth upper bound of the AP loss, as a scalar with a gradient.
+
+    Args:
+        scores: (M, N), higher is nearer; half precision is widened to float32.
+        positives: (M, N) mask of P_i.
+        negatives: (M, N) mask of N_i; an item in neither is ignored.
+        tau: temperature of the sigmoid part of H⁻.
+        rho: slope of its linear part.
+        delta: where the linear part begins; None takes `saturation_point(tau)`.
+
+    A query without positives does not count; if none counts the loss is 0 with zero gradients.
+    """
+    check_scores(scores, positives, negatives)
+    delta = _check_h_minus(tau, rho, delta)
+    ap = _average_precision(widened(scores), positives, negatives, heaviside, lambda t: h_minus(t, tau, rho, delta))
+    return mean_ap_loss(ap, positives)
+
+
+def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
+    check_number("tau", tau, above=0)
+    check_number("rho", rho, at_least=0)
+    if delta is None:
+        return saturation_point(tau)
+    check_number("delta", delta, at_least=0)
+    return delta
+
+
+def mean_ap_loss(ap: Tensor, positives: Tensor) -> Tensor:
+    """1 - mean of AP_i, (M,), over the queries with a positive; 0 with zero gradients when there is none."""
+    counts = positives.any(1)
+    mean: Tensor = ((1 - ap) * counts).sum() / counts.sum().clamp(min=1)
+    return mean
+
+
+def _average_precision(
+    scores: Tensor, positives: Tensor, negatives: Tensor, h_pos: StepFunction, h_neg: StepFunction
+) -> Tensor:
+    """AP_i of every query, (M,); 0 where P_i is empty. The equations as written, (pairs, N) at a time."""
+    query, k = positives.nonzero(as_tuple=True)
+    t = scores[query] - scores[query, k][:, None]  # t[p, j] = s_j - s_k for the p-th positive pair (i, k)
+    others = positives[query] & (torch.arange(scores.shape[1], device=k.device) != k[:, None])
+    zero = t.new_zeros(())
+    rank_pos = 1 + torch.where(others, h_pos(t), zero).sum(1)
+    rank_neg = torch.where(negatives[query], h_neg(t), zero).sum(1)
+    precision = rank_pos / (rank_pos + rank_neg)
+    return scores.new_zeros(len(scores)).index_add(0, query, precision) / positives.sum(1).clamp(min=1)
+
+
+class SmoothAP(nn.Module):
+    """SmoothAP (Brown et al., ECCV 2020), the baseline SupAP departs from.
+
+    Args:
+        tau: temperature of the sigmoid.
+        include_self: whether, in the in-batch call, the query is one of its own positives (the paper's Q ⊆ Ω).
+    """
+
+    def __init__(self, tau: float = 0.01, include_self: bool = True) -> None:
+        super().__init__()
+        check_number("tau", tau, above=0)
+        check_flag("include_self", include_self)
+        self.tau = tau
+        self.include_self = include_self
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau}, include_self={self.include_self}"
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        positives = c.positives(include_self=self.include_self)
+        return c.poisoned(smoothap(c.scores, positives, c.negatives, self.tau))
+
+
+class SupAP(nn.Module):
+    """SupAP, Eq. (5): a smooth upper bound of the AP loss.
+
+    Args:
+        tau: temperature of the sigmoid part of H⁻, Eq. (4).
+        rho: slope of the linear part of H⁻.
+        delta: where the linear part begins; None takes tau ln((1 - 1e-2) / 1e-2), 0.046 for tau = 0.01.
+        include_self: whether, in the in-batch call, the query is one of its own positives (the paper's Q ⊆ Ω).
+    """
+
+    def __init__(
+        self, tau: float = 0.01, rho: float = 100.0, delta: float | None = None, include_self: bool = True
+    ) -> None:
+        super().__init__()
+        self.delta = _check_h_minus(tau, rho, delta)
+        check_flag("include_self", include_self)
+        self.tau = tau
+        self.rho = rho
+        self.include_self = include_self
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        positives = c.positives(include_self=self.include_self)
+        return c.poisoned(supap(c.scores, positives, c.negatives, self.tau, self.rho, self.delta))
