@@ -31,7 +31,7 @@ def blackboxap(scores: Tensor, positives: Tensor, negatives: Tensor, lam: float 
         positives: (M, N) mask of P_i.
         negatives: (M, N) mask of N_i.
         lam: how far the scores are moved along the gradient before ranking again.
-        margin: margin asked between positives and negatives; without one the loss vanishes as soon as the order is right.
+        margin: margin asked between positives and negatives; without one the loss vanishes once the order is right.
     """
     check_scores(scores, positives, negatives)
     check_number("lam", lam, above=0)
