@@ -38,12 +38,8 @@ def blackboxap(scores: Tensor, positives: Tensor, negatives: Tensor, lam: float 
     check_number("margin", margin, at_least=0)
     wide = widened(scores)
     shifted = wide + (margin / 2) * (negatives.to(wide.dtype) - positives.to(wide.dtype))
-    ranks: Tensor = _BlackboxRanks.apply(shifted, positives | negatives, lam)  # type: ignore[no-untyped-call]
-    ranks_among_positives = _normalised_ranks(shifted.detach(), positives, positives | negatives)
-    one = torch.ones_like(ranks)
-    precision = torch.where(positives, ranks_among_positives / torch.where(positives, ranks, one), 0 * one)
-    ap = precision.sum(1) / positives.sum(1).clamp(min=1)
-    return mean_ap_loss(ap, positives)
+    loss: Tensor = _BlackboxAPLoss.apply(shifted, positives, negatives, lam)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def _normalised_ranks(scores: Tensor, ranked: Tensor, listed: Tensor) -> Tensor:
@@ -56,20 +52,29 @@ def _normalised_ranks(scores: Tensor, ranked: Tensor, listed: Tensor) -> Tensor:
     return count / listed.sum(1, keepdim=True).clamp(min=1)
 
 
-class _BlackboxRanks(torch.autograd.Function):
+class _BlackboxAPLoss(torch.autograd.Function):
+    """The loss whole, not the ranker alone: the second ranking is not linear in the gradient that arrives, so a
+    loss scaled for float16 gradients (`GradScaler`) or weighted in a sum would otherwise be moved by another lam."""
+
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, listed: Tensor, lam: float) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, positives: Tensor, negatives: Tensor, lam: float) -> Tensor:
+        listed = positives | negatives
         ranks = _normalised_ranks(scores, listed, listed)
-        ctx.save_for_backward(scores, listed, ranks)
+        among_positives = _normalised_ranks(scores, positives, listed)
+        precision = torch.where(positives, among_positives / torch.where(positives, ranks, 1), 0)
+        # L = mean_i 1 - 1/|P_i| Σ_k rk⁺_k / rk_k, so that g_k = ∂L/∂rk_k = precision_k / rk_k / (|P_i| · queries)
+        pairs = positives.sum(1, keepdim=True).clamp(min=1) * positives.any(1).sum().clamp(min=1)
+        grad = torch.where(positives, precision / torch.where(positives, ranks, 1), 0) / pairs
+        ctx.save_for_backward(scores, listed, ranks, grad)
         ctx.lam = lam
-        return ranks
+        return mean_ap_loss(precision.sum(1) / positives.sum(1).clamp(min=1), positives)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        scores, listed, ranks = ctx.saved_tensors
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, listed, ranks, grad = ctx.saved_tensors
         moved = _normalised_ranks(scores + ctx.lam * grad, listed, listed)
-        return torch.where(listed, (moved - ranks) / ctx.lam, torch.zeros_like(ranks)), None, None
+        return upstream * torch.where(listed, (moved - ranks) / ctx.lam, 0), None, None, None
 
 
 class BlackBoxAP(nn.Module):

@@ -37,7 +37,8 @@ def calibration(
     check_average(average)
     wide = widened(scores)
     mean = _mean_of_violations if average == "violating" else _mean_of_query_means
-    return mean((alpha - wide).clamp(min=0), positives) + mean((wide - beta).clamp(min=0), negatives)
+    # relu, not clamp: clamp has a gradient at 0 and would push a pair that just meets its threshold
+    return mean((alpha - wide).relu(), positives) + mean((wide - beta).relu(), negatives)
 
 
 def _mean_of_violations(hinge: Tensor, pairs: Tensor) -> Tensor:
