@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +38,9 @@ class Comparison:
 
     @cached_property
     def scores(self) -> Tensor:
-        """s_ij = cos(q_i, x_j), (M, N), in float32 or better whatever autocast says: tau is 0.01 and
-        a bfloat16 score near 0.9 is only good to 0.004."""
-        with torch.autocast(self.queries.device.type, enabled=False):
+        """s_ij = cos(q_i, x_j), (M, N), in float32 or better whatever autocast or TF32 settings say: tau is 0.01
+        and a bfloat16 score near 0.9 is only good to 0.004."""
+        with torch.autocast(self.queries.device.type, enabled=False), _FullFloat32():
             return self.queries @ self.gallery.T
 
     @cached_property
@@ -113,6 +114,35 @@ def compared(
         mined=_mined_pairs(indices_tuple, len(queries), len(gallery), queries.device),
         norms=tuple(norms),
     )
+
+
+class _FullFloat32:
+    """Within, float32 products are neither TF32 nor bfloat16, whatever `torch.set_float32_matmul_precision` says.
+
+    Not under `torch.compile`, which cannot follow a change of this setting: there the user's own choice holds.
+    """
+
+    precision: str | None = None
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            self.precision = torch.get_float32_matmul_precision()
+        except RuntimeError:  # torch >= 2.9 refuses to say when its old and new settings contradict each other
+            return
+        # The new settings, which the old one overwrites.
+        matmuls: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+        self.fine = [(matmul, matmul.fp32_precision) for matmul in matmuls if hasattr(matmul, "fp32_precision")]
+        torch.set_float32_matmul_precision("highest")
+
+    def __exit__(self, *_: object) -> None:
+        if self.precision is None:
+            return
+        torch.set_float32_matmul_precision(self.precision)
+        for matmul, precision in self.fine:
+            if matmul.fp32_precision != precision:
+                matmul.fp32_precision = precision
 
 
 def widened(x: Tensor) -> Tensor:
