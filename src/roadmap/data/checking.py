@@ -1,0 +1,197 @@
+"""Is this dataset what it should be? Counts, missing and unreadable files, singletons, leaks from train to test."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from roadmap.data.datasets.sources import SOURCES
+from roadmap.data.images import Box, PictureError, upright
+from roadmap.data.packing import progress_bar
+from roadmap.data.packs import Pack, source_stamp
+from roadmap.data.records import UNLABELLED, Records
+
+_CHUNK = 64
+_SHOWN = 10
+Counts = dict[str, tuple[int, int]]
+_Chunk = tuple[tuple[str, Box | None], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `checked` found. Unusable: counts unlike the published ones, files missing or unreadable.
+
+    Attributes:
+        name: of the dataset.
+        counts: split -> (pictures, classes).
+        published: the same by the dataset's authors; empty for your own pictures.
+        missing: paths without a file.
+        unreadable: path -> why it cannot be decoded.
+        singletons: split -> names of classes with a single picture in the whole dataset.
+        leaks: (training path, evaluation path) with the same content.
+        notes: what the reader had to decide.
+        decoded: whether every file was decoded.
+    """
+
+    name: str
+    counts: Counts
+    published: Counts
+    missing: tuple[str, ...]
+    unreadable: dict[str, str]
+    singletons: dict[str, tuple[str, ...]]
+    leaks: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    decoded: bool
+
+    @property
+    def wrong_counts(self) -> tuple[str, ...]:
+        return tuple(
+            f"{split}: {_said(self.counts.get(split, (0, 0)))}, published {_said(expected)}"
+            for split, expected in self.published.items()
+            if self.counts.get(split, (0, 0)) != expected
+        )
+
+    @property
+    def usable(self) -> bool:
+        return not (self.wrong_counts or self.missing or self.unreadable)
+
+    def lines(self) -> list[str]:
+        """The report in words, the verdict last."""
+        said = [f"{self.name}: {split}: {_said(count)}" for split, count in self.counts.items()]
+        said += [f"note: {note}" for note in self.notes]
+        said += [f"WRONG COUNT {wrong}" for wrong in self.wrong_counts]
+        said += _listed("MISSING", list(self.missing))
+        said += _listed("UNREADABLE", [f"{path}: {reason}" for path, reason in self.unreadable.items()])
+        for split, names in self.singletons.items():
+            said += _listed(f"single picture in {split}:", list(names))
+        said += _listed("same picture in train and test:", [f"{a} = {b}" for a, b in self.leaks])
+        how = "every file decoded" if self.decoded else "files not decoded"
+        return [*said, f"{self.name} is {'usable' if self.usable else 'NOT USABLE'} ({how})"]
+
+
+def _said(count: tuple[int, int]) -> str:
+    return f"{count[0]:,} pictures" + (f", {count[1]:,} classes" if count[1] else "")
+
+
+def _listed(title: str, items: list[str]) -> list[str]:
+    rest = [f"{title} ... and {len(items) - _SHOWN:,} more"] if len(items) > _SHOWN else []
+    return [f"{title} {item}" for item in items[:_SHOWN]] + rest
+
+
+def checked(records: Records, decode: bool = True, workers: int | None = None, progress: bool = False) -> Report:
+    """Checks a dataset against what is published about it and against its own files.
+
+    Args:
+        records: the whole dataset.
+        decode: decode every picture (minutes for large sets); without, files are only looked for.
+        workers: processes; None for one per core, 0 for none but this one.
+        progress: show a bar.
+    """
+    drawn = Pack.open(records.root).aligned(records) if (records.root / "pack.json").is_file() else None
+    stamps = [(1, 0)] * len(records) if drawn else [source_stamp(records.path(i)) for i in range(len(records))]
+    missing = tuple(path for path, stamp in zip(records.paths, stamps, strict=True) if stamp == (-1, -1))
+    unreadable: dict[str, str] = {}
+    if decode and not drawn:
+        present = [i for i, stamp in enumerate(stamps) if stamp != (-1, -1)]
+        unreadable = _unreadable(records, present, workers, progress)
+    published = dict(SOURCES[records.name].published) if records.name in SOURCES else {}
+    counts = _counts(records)
+    if records.notes and published:  # the reader's own split: only the sums can be compared
+        published = {"all": (sum(p for p, _ in published.values()), sum(c for _, c in published.values()))}
+        counts["all"] = len(records), len(np.unique(records.labels))
+    return Report(
+        records.name,
+        counts,
+        published,
+        missing,
+        unreadable,
+        _singletons(records),
+        _leaks(records, [size for size, _ in stamps], drawn),
+        records.notes,
+        decode,
+    )
+
+
+def _counts(records: Records) -> Counts:
+    parts = {split: records.split(split) for split in records.split_names()} or {"all": records}
+    return {
+        split: (len(part), len(np.unique(part.labels[part.labels != UNLABELLED])))
+        if split not in ("query", "gallery") or not records.ground_truth
+        else (len(part), 0)
+        for split, part in parts.items()
+    }
+
+
+def _singletons(records: Records) -> dict[str, tuple[str, ...]]:
+    if records.ground_truth:
+        return {}  # relevance is listed, labels do not say it
+    alone = set(records.singletons().tolist())
+    found: dict[str, list[str]] = defaultdict(list)
+    splits = ["all"] * len(records) if records.splits is None else records.splits.tolist()
+    for label, split in zip(records.labels.tolist(), splits, strict=True):
+        if label in alone:
+            found[split].append(records.class_names[label] if records.class_names else str(label))
+    return {split: tuple(names) for split, names in found.items()}
+
+
+def _leaks(records: Records, sizes: Sequence[int], drawn: Pack | None) -> tuple[tuple[str, str], ...]:
+    """Pairs with the same bytes, one in training and one in evaluation. Only files of equal size are read."""
+    if records.splits is None or "train" not in records.split_names():
+        return ()
+    training = records.splits == "train"
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for i, size in enumerate(sizes):
+        if size > 0:
+            by_size[size].append(i)
+    pairs = []
+    for rows in by_size.values():
+        if not training[rows].any() or training[rows].all():
+            continue
+        by_content: dict[bytes, list[int]] = defaultdict(list)
+        for i in rows:
+            raw = drawn.bytes_of(i).tobytes() if drawn else records.path(i).read_bytes()
+            by_content[hashlib.sha256(raw).digest()].append(i)
+        for same in by_content.values():
+            pairs += [(i, j) for i in same for j in same if training[i] and not training[j]]
+    return tuple((records.paths[i], records.paths[j]) for i, j in sorted(pairs))
+
+
+def _unreadable(records: Records, present: Sequence[int], workers: int | None, progress: bool) -> dict[str, str]:
+    chunks: list[_Chunk] = [
+        tuple((str(records.path(i)), records.box(i)) for i in present[first : first + _CHUNK])
+        for first in range(0, len(present), _CHUNK)
+    ]
+    found: dict[str, str] = {}
+    place = {str(records.path(i)): records.paths[i] for i in present}
+    with progress_bar(len(present), 0, progress, "decoding") as bar:
+        for chunk, failures in zip(chunks, _failures(chunks, workers), strict=True):
+            found |= {place[path]: reason for path, reason in failures}
+            bar.update(len(chunk))
+    return found
+
+
+def _failures(chunks: Sequence[_Chunk], workers: int | None) -> Iterator[list[tuple[str, str]]]:
+    count = min((os.cpu_count() or 1) if workers is None else workers, len(chunks))
+    if count <= 1:
+        yield from map(decoding_failures, chunks)
+        return
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(decoding_failures, chunks)
+
+
+def decoding_failures(chunk: _Chunk) -> list[tuple[str, str]]:
+    """(path, reason) of the pictures of a chunk that cannot be decoded."""
+    failures = []
+    for path, box in chunk:
+        try:
+            upright(path, box)
+        except PictureError as error:
+            failures.append((path, error.reason))
+    return failures

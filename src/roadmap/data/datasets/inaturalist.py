@@ -1,0 +1,73 @@
+"""iNaturalist 2018 as a retrieval dataset: species are classes, split by species."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roadmap.data.datasets.sources import home, rows
+from roadmap.data.records import Records, numbered
+
+LISTS = "Inat_dataset_splits/Inaturalist_{split}_set1.txt"
+PICTURES = "train_val2018"
+TEST_FRACTION = 0.3
+
+
+def inaturalist(root: Path) -> Records:
+    """Records by SmoothAP's lists when they are there; else a 70/30 split of the classes, said aloud.
+
+    SmoothAP's lists name one picture a line, .../KINGDOM/SPECIES/name.jpg, below train_val2018/.
+    """
+    in_root = LISTS.format(split="train").rsplit("/")[-1]  # some copies lie beside the pictures
+    folder = home("inaturalist", root, LISTS.format(split="train"), in_root, "train2018.json")
+    lists = LISTS if (folder / LISTS.format(split="train")).is_file() else LISTS.rsplit("/")[-1]
+    if (folder / lists.format(split="train")).is_file():
+        listed = {s: _listed(folder / lists.format(split=s)) for s in ("train", "test")}
+        splits = np.repeat(list(listed), [len(paths) for paths in listed.values()])
+        return _records(folder, [path for paths in listed.values() for path in paths], splits)
+    whole = _records(folder, _annotated(folder), None)
+    note = (
+        f"{folder} has no {LISTS.format(split='train')}: the classes are split 70/30 by a fixed draw instead of "
+        "SmoothAP's, so results are not comparable with published ones"
+    )
+    warnings.warn(note, stacklevel=2)
+    split = whole.split_by_class(test=TEST_FRACTION, seed=0)
+    return _records(folder, list(split.paths), split.splits, (note,))
+
+
+def _listed(path: Path) -> list[str]:
+    pictures = []
+    for (line,) in rows(path, 1):
+        parts = PurePosixPath(line).parts
+        if len(parts) < 3:
+            raise ValueError(f"{path}: expected .../KINGDOM/SPECIES/name.jpg, got {line!r}")
+        pictures.append("/".join((PICTURES, *parts[-3:])))
+    return pictures
+
+
+def _annotated(folder: Path) -> list[str]:
+    pictures: list[str] = []
+    for name in ("train2018.json", "val2018.json"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing")
+        listed = json.loads((folder / name).read_text())["images"]
+        pictures += [str(picture["file_name"]) for picture in listed]
+    return pictures
+
+
+def _records(
+    folder: Path,
+    paths: list[str],
+    splits: NDArray[np.str_] | None,
+    notes: tuple[str, ...] = (),
+) -> Records:
+    """The folders say the classes: train_val2018/KINGDOM/SPECIES/name.jpg."""
+    labels, class_names = numbered([path.split("/")[-2] for path in paths])
+    categories, category_names = numbered([path.split("/")[-3] for path in paths])
+    return Records(
+        "inaturalist", folder, tuple(paths), labels, class_names, categories, category_names, splits=splits, notes=notes
+    )

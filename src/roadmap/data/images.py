@@ -1,0 +1,114 @@
+"""Decoding that never surprises: any picture file becomes (H, W, 3) uint8 RGB, or an error that names it.
+
+What is decided here, once:
+- EXIF orientation is applied; boxes are in pixels of the upright picture.
+- Transparent pixels show white. Of an animation, the first frame is the picture.
+- 16-bit greyscale is scaled to 8 bits (v / 257), not clipped; CMYK and palettes are converted by Pillow;
+  colour profiles are ignored, as every training pipeline compared with here does.
+- More than MAX_PIXELS pixels are refused before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+MAX_PIXELS = 2**27  # 134 million: larger than any camera of these datasets, 400 MB once decoded
+
+Pixels = NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+
+
+class PictureError(ValueError):
+    """A picture that cannot be used, and why. `path` names the file."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = str(path), reason
+
+    def __reduce__(self) -> tuple[type[PictureError], tuple[str, str]]:
+        return PictureError, (self.path, self.reason)  # so that it crosses from a worker process
+
+
+def picture(path: Path | str, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """The picture in a file as (H, W, 3) uint8, cut to `box` (left, top, right, bottom) if given.
+
+    Raises:
+        PictureError: when the file is missing, empty, truncated, corrupt, too large, or not a picture.
+    """
+    return np.asarray(upright(path, box, max_pixels))
+
+
+def upright(path: Path | str, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """As `picture`, but a Pillow image of mode RGB."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's own size warning, and notes on odd metadata
+            with Image.open(path) as opened:
+                width, height = opened.size
+                if width * height > max_pixels:
+                    raise PictureError(path, f"{width} x {height} pixels, more than the {max_pixels} allowed")
+                if ImageFile.LOAD_TRUNCATED_IMAGES:
+                    raise PictureError(path, "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damage would go unseen")
+                opened.load()
+                image = _rgb(path, ImageOps.exif_transpose(opened))
+    except PictureError:
+        raise
+    except FileNotFoundError as error:
+        raise PictureError(path, "the file is missing") from error
+    except UnidentifiedImageError as error:
+        empty = Path(path).stat().st_size == 0
+        raise PictureError(path, "the file is empty" if empty else "not a picture that Pillow can read") from error
+    except Image.DecompressionBombError as error:
+        raise PictureError(path, f"refused as a decompression bomb ({error})") from error
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, KeyError, struct.error) as error:
+        # Pillow's decoders raise all of these on damaged files
+        raise PictureError(path, f"truncated or corrupt ({error})") from error
+    return image if box is None else _cut(path, image, box)
+
+
+def _rgb(path: Path | str, image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
+        return _from_16_bit(path, image)
+    if image.mode == "F":
+        raise PictureError(path, "floating-point pixels have no agreed range; save it with 8 or 16 bits")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        # premultiplied modes convert only to their straight twins
+        straight = image.convert({"RGBa": "RGBA", "La": "LA"}.get(image.mode, image.mode)).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), straight).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_16_bit(path: Path | str, image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65_535:
+        raise PictureError(path, f"pixel values {values.min()}..{values.max()} do not fit 16 bits")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _cut(path: Path | str, image: Image.Image, box: Box) -> Image.Image:
+    left, top, right, bottom = (round(edge) for edge in box)
+    left, top, right, bottom = max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height)
+    if left >= right or top >= bottom:
+        raise PictureError(path, f"the box {box} lies outside the picture of {image.width} x {image.height}")
+    return image.crop((left, top, right, bottom))
+
+
+def shrunk(image: Image.Image, side: int) -> Image.Image:
+    """The picture with its shorter side at most `side`, aspect kept, antialiased bilinear as torchvision's.
+
+    A smaller picture stays as it is: enlarging it in the pack would only cost memory, crops are resized anyway.
+    """
+    short, long = sorted(image.size)
+    if short <= side:
+        return image
+    other = int(side * long / short)
+    size = (side, other) if image.width <= image.height else (other, side)
+    return image.resize(size, Image.Resampling.BILINEAR)
