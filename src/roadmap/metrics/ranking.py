@@ -1,0 +1,226 @@
+"""Recall@k, mAP@R, mAP (Eq 1) and their kin: exact, streamed in tiles, on the device that holds the vectors.
+
+Every one of these metrics follows from the ranks of the positives, and a rank is a count: nothing is sorted but the
+few positives of a query, and no (M, N) matrix exists. See docs/metrics.md for definitions, ties and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, get_args, overload
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from roadmap.kernels.counts import counts_at_least, implementation, pair_scores, working_bytes
+from roadmap.metrics.counted import PositiveCounts, Ties, query_values
+from roadmap.metrics.relevance import Ignored, Relevance, exclusions, relevance
+from roadmap.metrics.vectors import Vectors, class_labels, unit_vectors
+
+# Bytes that the tables of one chunk of queries take for each of their places (measured: about 120).
+CELL_BYTES = 160
+QUERIES_AT_ONCE = 65_536
+
+
+@overload
+def retrieval_metrics(
+    queries: Vectors,
+    query_labels: Tensor | ArrayLike,
+    gallery: Vectors | None = ...,
+    gallery_labels: Tensor | ArrayLike | None = ...,
+    ks: Sequence[int] = ...,
+    *,
+    query_index: Tensor | ArrayLike | None = ...,
+    ignore: Ignored | None = ...,
+    ties: Ties = ...,
+    per_query: Literal[False] = ...,
+    memory: int = ...,
+    progress: bool | None = ...,
+) -> dict[str, float]: ...
+
+
+@overload
+def retrieval_metrics(
+    queries: Vectors,
+    query_labels: Tensor | ArrayLike,
+    gallery: Vectors | None = ...,
+    gallery_labels: Tensor | ArrayLike | None = ...,
+    ks: Sequence[int] = ...,
+    *,
+    query_index: Tensor | ArrayLike | None = ...,
+    ignore: Ignored | None = ...,
+    ties: Ties = ...,
+    per_query: Literal[True],
+    memory: int = ...,
+    progress: bool | None = ...,
+) -> tuple[dict[str, float], dict[str, Tensor]]: ...
+
+
+@torch.no_grad()
+def retrieval_metrics(
+    queries: Vectors,
+    query_labels: Tensor | ArrayLike,
+    gallery: Vectors | None = None,
+    gallery_labels: Tensor | ArrayLike | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    *,
+    query_index: Tensor | ArrayLike | None = None,
+    ignore: Ignored | None = None,
+    ties: Ties = "pessimistic",
+    per_query: bool = False,
+    memory: int = 512 << 20,
+    progress: bool | None = None,
+) -> dict[str, float] | tuple[dict[str, float], dict[str, Tensor]]:
+    """Means over the queries of Recall@k, P@1, R-precision, mAP@R, mAP (Eq 1) and the AP loss 1 - mAP.
+
+    Scores are cosines, computed in float32 (float64 for float64 vectors) whatever precision is set for training.
+
+    Args:
+        queries: (M, D) vectors of any float type, normalised here.
+        query_labels: (M,) integers.
+        gallery: (N, D) vectors; None: the queries are the gallery and each leaves its own ranking, by index.
+        gallery_labels: (N,) integers; the positives of a query are the gallery items with its label.
+        ks: the k of Recall@k; one larger than the gallery counts the whole gallery.
+        query_index: (M,) the gallery index of the item that is the query itself, to leave its ranking; -1: none.
+        ignore: for each query the gallery indices that leave its ranking (junk): neither positive nor negative.
+        ties: "pessimistic": equal scores count against the query (Eq 1's H(0) = 1); "mean": the expectation over all
+            orders of the tied items. Neither depends on the order of the input.
+        per_query: return also the values of each query, (M,) float64, NaN for a query without positives.
+        memory: bytes to work in, beside the normalised copies of the vectors.
+        progress: show a bar (needs tqdm); None: when the work takes long and someone is watching.
+
+    Returns:
+        {"R@1": ..., "P@1", "R-precision", "mAP@R", "mAP", "AP loss", "queries": M, "queries_without_positives": n};
+        the n queries without positives do not enter the means, which are NaN when no query has any.
+        With `per_query`, a pair: that dict, and the values of each query.
+    """
+    if ties not in get_args(Ties):
+        raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
+    ks = _checked_ks(ks)
+    q, g, wanted = _ranked(queries, query_labels, gallery, gallery_labels, query_index, ignore)
+    names = [*(f"R@{k}" for k in ks), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
+    values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
+    with _bar(int((wanted.positives > 0).sum()), progress) as advance:
+        for some in wanted.chunks(*_chunk_limits(memory, q, g)):
+            counts = _positive_counts(q[some], g, *wanted.columns(some), ties, advance)
+            for name, value in query_values(counts, ks, ties).items():
+                values[name][some] = value
+    values = {name: value.cpu() for name, value in values.items()}
+    summary = _means(values, wanted.positives > 0)
+    return (summary, values) if per_query else summary
+
+
+def _ranked(
+    queries: Vectors,
+    query_labels: Tensor | ArrayLike,
+    gallery: Vectors | None,
+    gallery_labels: Tensor | ArrayLike | None,
+    query_index: Tensor | ArrayLike | None,
+    ignore: Ignored | None,
+) -> tuple[Tensor, Tensor, Relevance]:
+    """Checked unit vectors of queries and gallery, and who is relevant to whom."""
+    if (gallery is None) != (gallery_labels is None):
+        given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
+        raise ValueError(f"{given} came without {missing}; give both, or neither to search among the queries")
+    q = unit_vectors(queries, "queries")
+    q_labels = class_labels(query_labels, len(q), "query_labels", q.device)
+    if gallery is None or gallery_labels is None:
+        if query_index is not None:
+            raise ValueError("query_index came without a gallery; among the queries each one leaves its own ranking")
+        g, g_labels = q, q_labels
+        own: Tensor | None = torch.arange(len(q), device=q.device)
+    else:
+        g = unit_vectors(gallery, "gallery")
+        g_labels = class_labels(gallery_labels, len(g), "gallery_labels", g.device)
+        own = None if query_index is None else torch.as_tensor(query_index)
+    if q.shape[1] != g.shape[1]:
+        raise ValueError(f"queries have {q.shape[1]} dimensions and the gallery {g.shape[1]}; they must agree")
+    if q.device != g.device:
+        raise ValueError(f"queries are on {q.device} and the gallery on {g.device}; move them to one device")
+    dtype = torch.promote_types(q.dtype, g.dtype)
+    excluded = exclusions(len(q), len(g), own, ignore, q.device)
+    return q.to(dtype), g.to(dtype), relevance(q_labels, g_labels, excluded)
+
+
+def _positive_counts(
+    queries: Tensor,
+    gallery: Tensor,
+    columns: Tensor,
+    excluded: Tensor,
+    ties: Ties,
+    advance: Callable[[int], object],
+) -> PositiveCounts:
+    """Counts for the positives `columns` (n, P) in the rankings without the items `excluded` (n, E); -1: no item."""
+    both = ties == "mean"
+    impl = implementation(queries, (1 + both) * columns.shape[1])
+    scores = pair_scores(queries, gallery, columns, impl).sort(dim=1, descending=True).values
+    valid = scores > -torch.inf
+    most = int(valid.sum(1).max())  # fewer than the columns where excluded items left
+    scores, valid = scores[:, :most].contiguous(), valid[:, :most]
+    left_out = pair_scores(queries, gallery, excluded, impl).sort(dim=1, descending=True).values
+    thresholds = torch.where(valid, scores, torch.inf)
+    if both:  # s > t is s >= the next float after t: one pass counts both
+        infinity = thresholds.new_tensor(torch.inf)
+        thresholds = torch.cat([thresholds, torch.nextafter(thresholds, infinity)], dim=1)
+    everyone = counts_at_least(queries, gallery, thresholds, impl, advance)
+
+    # Of those, the positives and the excluded items are not negatives. Rows descend, so their negatives ascend.
+    falling, falling_out = -scores, -left_out
+    positives_at_least = torch.searchsorted(falling, falling, right=True)
+    positives_above = torch.searchsorted(falling, falling, right=False)
+    at_least = everyone[:, :most] - positives_at_least - torch.searchsorted(falling_out, falling, right=True)
+    above = None
+    if both:
+        above = everyone[:, most:] - positives_above - torch.searchsorted(falling_out, falling, right=False)
+    return PositiveCounts(valid, positives_at_least, positives_above, at_least, above)
+
+
+def _means(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
+    """Means over the queries that count. `fsum` rounds once, so that the order of the queries does not show."""
+    number = int(counted.sum())
+    counted = counted.cpu()
+    summary: dict[str, float] = {
+        name: math.fsum(value[counted].tolist()) / number if number else math.nan for name, value in values.items()
+    }
+    return summary | {"queries": len(counted), "queries_without_positives": len(counted) - number}
+
+
+def _checked_ks(ks: Sequence[int]) -> tuple[int, ...]:
+    checked = tuple(int(k) for k in ks)
+    if any(k < 1 for k in checked) or any(k != given for k, given in zip(checked, ks, strict=True)):
+        raise ValueError(f"ks must be whole numbers of at least 1, got {tuple(ks)}")
+    return tuple(dict.fromkeys(checked))
+
+
+def _chunk_limits(memory: int, queries: Tensor, gallery: Tensor) -> tuple[int, int]:
+    """Places in the tables of a chunk, and queries in a chunk, that fit into `memory` bytes."""
+    fixed = working_bytes(gallery)
+    row = 2 * queries.shape[1] * queries.element_size()  # a query, gathered
+    free = memory - fixed
+    if free < CELL_BYTES * 64 + row:
+        raise ValueError(
+            f"memory must be at least {fixed + CELL_BYTES * 64 + row} bytes for vectors of {queries.shape[1]} "
+            f"dimensions, got {memory}"
+        )
+    return free // 2 // CELL_BYTES, max(1, min(QUERIES_AT_ONCE, free // 2 // row))
+
+
+@contextmanager
+def _bar(total: int, wanted: bool | None) -> Iterator[Callable[[int], object]]:
+    """What to tell of queries done: a progress bar, or nobody."""
+    if wanted is False:
+        yield lambda done: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        if wanted:
+            raise ImportError("progress=True needs tqdm: pip install tqdm") from None
+        yield lambda done: None
+        return
+    # unasked, only a terminal that has waited five seconds sees it
+    with tqdm(total=total, unit="query", delay=0 if wanted else 5, disable=None if wanted is None else False) as bar:
+        yield bar.update

@@ -1,0 +1,74 @@
+"""Checked, L2-normalised vectors whose bits do not depend on where they stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+Vectors = Tensor | ArrayLike
+
+# Rows normalised at a time, in float64: bounds the memory beside the result.
+ROWS = 4096
+
+
+def unit_vectors(vectors: Vectors, name: str) -> Tensor:
+    """`vectors` (N, D) divided by their L2 norms: float64 stays float64, every other float becomes float32.
+
+    Raises:
+        TypeError: not floating point.
+        ValueError: not (N, D), or a row that has no direction (zero, NaN, infinite); says which row.
+    """
+    given = vectors if isinstance(vectors, Tensor) else torch.as_tensor(np.asarray(vectors))
+    if not given.is_floating_point():
+        raise TypeError(f"{name} must be floating-point vectors, got {given.dtype}")
+    if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] == 0:
+        raise ValueError(f"{name} must have shape (N, D) with N and D at least 1, got {tuple(given.shape)}")
+    given = given.detach()
+    dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
+    unit = torch.empty(given.shape, dtype=dtype, device=given.device)
+    for top in range(0, len(given), ROWS):
+        rows = given[top : top + ROWS].to(torch.float64)
+        largest = rows.abs().amax(1)
+        _check_direction(largest, name, top)
+        rows = rows / largest[:, None]  # squares neither overflow nor vanish
+        unit[top : top + ROWS] = rows / fixed_order_sum(rows * rows).sqrt()[:, None]
+    return unit
+
+
+def fixed_order_sum(terms: Tensor) -> Tensor:
+    """Sum over the last dimension by halving: (n, D) -> (n,).
+
+    `torch.sum` adds in an order that depends on the shape and on a row's place in it; here the order is that of a
+    binary tree over the next power of two, so that equal rows have equal sums, whatever zeros follow them.
+    """
+    while (width := terms.shape[1]) > 1:
+        half = 1 << (width - 1).bit_length() - 1  # the largest power of two below the width
+        folded = terms[:, :half].clone()
+        folded[:, : width - half] += terms[:, half:]
+        terms = folded
+    return terms[:, 0]
+
+
+def class_labels(labels: Tensor | ArrayLike, count: int, name: str, device: torch.device) -> Tensor:
+    """`labels` as (count,) int64 on `device`; floats are refused because large ids merge in them."""
+    given = labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
+    if given.is_floating_point() or given.is_complex():
+        raise TypeError(f"{name} must be integers, got {given.dtype}: large ids would merge; convert them first")
+    if given.shape != (count,):
+        raise ValueError(f"{name} must have shape ({count},), one for each vector, got {tuple(given.shape)}")
+    return given.detach().to(device=device, dtype=torch.int64)
+
+
+def _check_direction(largest: Tensor, name: str, top: int) -> None:
+    """`largest`: the largest magnitude in each row."""
+    bad = ~(torch.isfinite(largest) & (largest > 0))
+    if not bad.any():
+        return
+    row = int(bad.nonzero()[0])
+    what = "is zero" if largest[row] == 0 else "holds NaN or infinity"
+    raise ValueError(
+        f"{name} row {top + row} {what}, so its cosine score is undefined "
+        f"({int(bad.sum())} such rows among rows {top} to {top + len(largest) - 1}); remove or repair it"
+    )
