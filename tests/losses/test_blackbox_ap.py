@@ -1,0 +1,72 @@
+"""BlackBoxAP: values and the blackbox gradient against loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from roadmap.losses import BlackBoxAP, average_precision, blackboxap
+
+from . import literal
+from .cases import CASES, Case, agrees, agrees_on_scores, score_table
+
+
+@pytest.mark.parametrize("include_self", [True, False], ids=["with self", "without self"])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_blackboxap_is_its_transcription(case: Case, include_self: bool) -> None:
+    # lam is no round number: scores moved by a rational step could tie, or not, by a rounding.
+    def transcription(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> literal.ValueAndGradient:
+        return literal.blackboxap(s, P, N, lam=0.7391)
+
+    agrees(BlackBoxAP(lam=0.7391, include_self=include_self), transcription, case, include_self)
+
+
+@pytest.mark.parametrize("lam", [0.1, 4.0, 50.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_function_ignores_items_in_neither_mask(seed: int, lam: float) -> None:
+    agrees_on_scores(
+        lambda s, p, n: blackboxap(s, p, n, lam, margin=0.1),
+        lambda s, P, N: literal.blackboxap(s, P, N, lam, margin=0.1),
+        score_table(seed),
+    )
+
+
+def test_default_settings_are_the_transcriptions() -> None:
+    agrees_on_scores(blackboxap, literal.blackboxap, score_table(2))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_without_margin_the_value_is_the_exact_ap(ties: bool) -> None:
+    table = score_table(5, ties=ties)
+    assert blackboxap(*table, margin=0).item() == pytest.approx(1 - average_precision(*table).item(), abs=1e-12)
+
+
+def test_gradient_by_hand() -> None:
+    # positive 0.5 behind negative 0.6: rk = (2/2, 1/2), rk+ = 1/2, L = 1/2, dL/drk = (1/2) / 1 = 1/2 on the positive.
+    # lam = 1 moves it to 1.0, ahead: rk = (1/2, 2/2), so the gradient is (-1/2, +1/2).
+    scores = torch.tensor([[0.5, 0.6]], requires_grad=True)
+    positives = torch.tensor([[True, False]])
+    loss = blackboxap(scores, positives, ~positives, lam=1.0, margin=0.0)
+    loss.backward()
+    assert loss.item() == 0.5
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [[-0.5, 0.5]]
+
+
+def test_margin_keeps_a_gradient_when_the_order_is_right() -> None:
+    positives = torch.tensor([[True, False]])
+    for margin, moves in ((0.0, False), (0.1, True)):
+        scores = torch.tensor([[0.55, 0.5]], requires_grad=True)
+        blackboxap(scores, positives, ~positives, lam=1.0, margin=margin).backward()
+        assert scores.grad is not None
+        assert bool(scores.grad.abs().sum() > 0) is moves
+
+
+def test_a_scaled_loss_has_a_scaled_gradient() -> None:
+    """As under GradScaler, whose factor 65536 would otherwise be taken for a larger lam."""
+    scores, positives, negatives = score_table(1, queries=6, items=20)
+    leaf = scores.requires_grad_()
+    plain = torch.autograd.grad(blackboxap(leaf, positives, negatives), leaf)[0]
+    scaled = torch.autograd.grad(blackboxap(leaf, positives, negatives) * 65536, leaf)[0]
+    assert plain.abs().max() > 0
+    torch.testing.assert_close(scaled / 65536, plain)
