@@ -130,7 +130,7 @@ def test_triton_counts_compile_for_a_gpu_that_is_not_here() -> None:
 
 
 def _interpreted() -> None:
-    from roadmap.metrics.ranking import _positive_counts
+    from roadmap.metrics.ranking import positive_counts_of
 
     shapes = [(1, 2, 3, 1), (5, 33, 17, 6), (19, 50, 16, 3), (40, 21, 40, 9)]
     for shape in shapes:
@@ -145,7 +145,7 @@ def _interpreted() -> None:
         import roadmap.metrics.ranking as ranking
 
         ranking.implementation = lambda vectors, thresholds, chosen=chosen: chosen  # type: ignore[assignment, misc]
-        results.append(_positive_counts(q, gallery, columns[:, :5], columns[:, 5:], "mean", lambda done: None))
+        results.append(positive_counts_of(q, gallery, columns[:, :5], columns[:, 5:], "mean", lambda done: None))
         ranking.implementation = original
     for triton_count, blocked_count in zip(*results, strict=True):
         assert torch.equal(triton_count, blocked_count)

@@ -105,7 +105,7 @@ def retrieval_metrics(
     values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
     with _bar(int((wanted.positives > 0).sum()), progress) as advance:
         for some in wanted.chunks(*_chunk_limits(memory, q, g)):
-            counts = _positive_counts(q[some], g, *wanted.columns(some), ties, advance)
+            counts = positive_counts_of(q[some], g, *wanted.columns(some), ties, advance)
             for name, value in query_values(counts, ks, ties).items():
                 values[name][some] = value
     values = {name: value.cpu() for name, value in values.items()}
@@ -145,15 +145,24 @@ def _ranked(
     return q.to(dtype), g.to(dtype), relevance(q_labels, g_labels, excluded)
 
 
-def _positive_counts(
+def positive_counts_of(
     queries: Tensor,
     gallery: Tensor,
     columns: Tensor,
     excluded: Tensor,
-    ties: Ties,
-    advance: Callable[[int], object],
+    ties: Ties = "pessimistic",
+    advance: Callable[[int], object] = lambda queries_done: None,
 ) -> PositiveCounts:
-    """Counts for the positives `columns` (n, P) in the rankings without the items `excluded` (n, E); -1: no item."""
+    """Counts for given positives in the rankings of n queries.
+
+    Args:
+        queries: (n, D) unit vectors.
+        gallery: (N, D) unit vectors of the same type on the same device.
+        columns: (n, P) gallery indices of each query's positives; -1: none.
+        excluded: (n, E) gallery indices that leave each ranking, distinct and no positives of the query; -1: none.
+        ties: "mean" asks for the counts of strictly higher negatives also.
+        advance: told of queries done.
+    """
     both = ties == "mean"
     impl = implementation(queries, (1 + both) * columns.shape[1])
     scores = pair_scores(queries, gallery, columns, impl).sort(dim=1, descending=True).values
