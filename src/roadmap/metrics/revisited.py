@@ -84,7 +84,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Lists, dicts, strings, numbers and numpy arrays; a pickle that names anything else is refused unread."""
 
     _numpy = frozenset(
-        {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+        {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("__builtin__", "bytes")}
         | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
     )
 
