@@ -31,7 +31,7 @@ def queries_with(mask: Mask) -> list[int]:
     return [i for i, row in enumerate(mask) if any(row)]
 
 
-# --- who is compared with whom -------------------------------------------------------------------------------------
+# --- who is compared with whom
 
 
 def masks(labels: list[int], gallery_labels: list[int] | None, include_self: bool) -> tuple[Mask, Mask]:
@@ -70,7 +70,7 @@ def gradient_of_cosines(ds: Matrix, queries: Matrix, gallery: Matrix) -> tuple[M
     return dq, dg
 
 
-# --- ranks: Eqs. (1), (3), (4), (5) and SmoothAP ---------------------------------------------------------------------
+# --- ranks: Eqs. (1), (3), (4), (5) and SmoothAP
 
 
 def ap_loss_from_ranks(
@@ -151,7 +151,7 @@ def supap(
     return ap_loss_from_ranks(s, P, N, step, flat, h_minus, dh_minus)
 
 
-# --- calibration, Eq. (7), and ROADMAP, Eq. (2) ----------------------------------------------------------------------
+# --- calibration, Eq. (7), and ROADMAP, Eq. (2)
 
 
 def calibration_printed(s: Matrix, P: Mask, N: Mask, alpha: float = 0.9, beta: float = 0.6) -> ValueAndGradient:
@@ -188,7 +188,7 @@ def weighted_sum(a: float, first: ValueAndGradient, b: float, second: ValueAndGr
     return a * first[0] + b * second[0], gradient
 
 
-# --- histograms: FastAP and SoftBinAP ----------------------------------------------------------------------------------
+# --- histograms: FastAP and SoftBinAP
 
 
 def fastap(s: Matrix, P: Mask, N: Mask, bins: int = 10) -> ValueAndGradient:
@@ -264,7 +264,7 @@ def softbinap(s: Matrix, P: Mask, N: Mask, bins: int = 20) -> ValueAndGradient:
     return total, gradient
 
 
-# --- blackbox ranks ----------------------------------------------------------------------------------------------------
+# --- blackbox ranks
 
 
 def blackboxap(s: Matrix, P: Mask, N: Mask, lam: float = 4.0, margin: float = 0.02) -> ValueAndGradient:

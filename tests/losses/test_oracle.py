@@ -1,4 +1,4 @@
-"""Values computed outside this project: the released implementations and other people's loops (reference_values.json)."""
+"""Values computed outside this project, by the released implementations and by other loops (reference_values.json)."""
 
 from __future__ import annotations
 

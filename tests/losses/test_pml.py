@@ -1,0 +1,291 @@
+"""pytorch-metric-learning behind our call: the recipes against their papers' equations in loops, and the wrapper."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("pytorch_metric_learning", reason="the extra `pml` is not installed")
+from pytorch_metric_learning import losses, miners, reducers
+
+from roadmap.losses import pml
+from roadmap.losses.pml import RECIPES, MetricLearning
+
+from . import literal
+from .cases import drawn
+from .test_baseline_parts import koleo_by_loops
+
+LABELS = [0, 0, 1, 1, 1, 2]  # the last one has no positive
+GALLERY_LABELS = [1, 0, 2, 0, 3]
+PROXIES = {"proxy_nca", "proxy_nca_pp", "normalised_softmax", "cross_entropy"}
+
+
+def recipe(name: str) -> MetricLearning:
+    torch.manual_seed(0)
+    return RECIPES[name](num_classes=4, embedding_size=3) if name in PROXIES else RECIPES[name]()
+
+
+def situation(with_gallery: bool) -> tuple[Tensor, dict[str, Tensor], literal.Matrix, literal.Mask, literal.Mask]:
+    """Embeddings, the gallery arguments, and cosines and masks by loops."""
+    x, g = drawn(6, 3, 1), drawn(5, 3, 2)
+    arguments = {"ref_emb": g, "ref_labels": torch.tensor(GALLERY_LABELS)} if with_gallery else {}
+    s = literal.cosines(x.tolist(), (g if with_gallery else x).tolist())
+    P, N = literal.masks(LABELS, GALLERY_LABELS if with_gallery else None, include_self=False)
+    return x, arguments, s, P, N
+
+
+def euclidean(s: float) -> float:
+    return math.sqrt(max(0.0, 2 - 2 * s))
+
+
+def contrastive(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> float:
+    """1/M sum_i (sum_pos (1 - s) + sum_neg [s - 0.5]+), Eq. 3 of XBM."""
+    pulls = sum(1 - s[i][j] for i, row in enumerate(P) for j in literal.members(row))
+    pushes = sum(max(0.0, s[i][j] - 0.5) for i, row in enumerate(N) for j in literal.members(row))
+    return (pulls + pushes) / len(s)
+
+
+def semihard(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> float:
+    """Mean of [d_ap^2 - d_an^2 + 0.2]+ over the triplets with d_ap^2 < d_an^2 <= d_ap^2 + 0.2."""
+    triplets = []
+    for i in range(len(s)):
+        for p in literal.members(P[i]):
+            for n in literal.members(N[i]):
+                gap = euclidean(s[i][n]) ** 2 - euclidean(s[i][p]) ** 2
+                if 0 < gap <= 0.2:
+                    triplets.append(0.2 - gap)
+    assert triplets
+    return sum(triplets) / len(triplets)
+
+
+def lifted(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> float:
+    """Mean over all queries of [log sum_pos e^d + log sum_neg e^(1-d)]+; 0 where a sum is empty."""
+    total = 0.0
+    for i in range(len(s)):
+        positives, negatives = literal.members(P[i]), literal.members(N[i])
+        if positives and negatives:
+            pull = math.log(sum(math.exp(euclidean(s[i][j])) for j in positives))
+            push = math.log(sum(math.exp(1 - euclidean(s[i][j])) for j in negatives))
+            total += max(0.0, pull + push)
+    return total / len(s)
+
+
+def multi_similarity(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> float:
+    """Eqs. 5-6 (mining with 0.1) and Eq. 8 of Wang et al. 2019, with 2, 50 and 0.5."""
+    total = 0.0
+    for i in range(len(s)):
+        positives, negatives = literal.members(P[i]), literal.members(N[i])
+        if positives and negatives:
+            hard_n = [j for j in negatives if s[i][j] + 0.1 > min(s[i][k] for k in positives)]
+            hard_p = [k for k in positives if s[i][k] - 0.1 < max(s[i][j] for j in negatives)]
+            total += math.log(1 + sum(math.exp(-2 * (s[i][k] - 0.5)) for k in hard_p)) / 2
+            total += math.log(1 + sum(math.exp(50 * (s[i][j] - 0.5)) for j in hard_n)) / 50
+    return total / len(s)
+
+
+@pytest.mark.parametrize("with_gallery", [False, True], ids=["batch", "gallery"])
+@pytest.mark.parametrize(
+    ("name", "transcription"),
+    [
+        ("contrastive_xbm", contrastive),
+        ("triplet_semihard", semihard),
+        ("lifted_structure", lifted),
+        ("multi_similarity", multi_similarity),
+    ],
+)
+def test_pair_recipes_are_their_equations(
+    name: str, transcription: Callable[[literal.Matrix, literal.Mask, literal.Mask], float], with_gallery: bool
+) -> None:
+    x, gallery, s, P, N = situation(with_gallery)
+    value = recipe(name)(x, torch.tensor(LABELS), **gallery)
+    assert value.item() == pytest.approx(transcription(s, P, N), abs=1e-9)
+
+
+@pytest.mark.parametrize("with_gallery", [False, True], ids=["batch", "gallery"])
+def test_irt_adds_the_entropy_of_the_batch(with_gallery: bool) -> None:
+    x, gallery, s, P, N = situation(with_gallery)
+    value = recipe("contrastive_irt")(x, torch.tensor(LABELS), **gallery)
+    assert value.item() == pytest.approx(contrastive(s, P, N) + 0.7 * koleo_by_loops(x.tolist()), abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("proxy_nca", 1), ("proxy_nca_pp", 9)])
+def test_proxy_nca_recipes_are_their_equation(name: str, scale: float) -> None:
+    x, _, _, _, _ = situation(False)
+    loss = recipe(name)
+    s = literal.cosines(x.tolist(), loss.loss.proxies.double().tolist())
+    total = 0.0
+    for i, label in enumerate(LABELS):
+        exponentials = [math.exp(-scale * (2 - 2 * s[i][c])) for c in range(4)]
+        total -= math.log(exponentials[label] / sum(exponentials))
+    assert loss(x, torch.tensor(LABELS)).item() == pytest.approx(total / 6, abs=1e-6)
+
+
+def test_normalised_softmax_is_its_equation() -> None:
+    x, _, _, _, _ = situation(False)
+    loss = recipe("normalised_softmax")
+    s = literal.cosines(x.tolist(), loss.loss.W.T.double().tolist())
+    total = 0.0
+    for i, label in enumerate(LABELS):
+        exponentials = [math.exp(s[i][c] / 0.05) for c in range(4)]
+        total -= math.log(exponentials[label] / sum(exponentials))
+    assert loss(x, torch.tensor(LABELS)).item() == pytest.approx(total / 6, abs=1e-6)
+
+
+def test_distance_weighted_recipes_have_their_papers_settings() -> None:
+    for name in ("triplet_distance_weighted", "margin_distance_weighted"):
+        loss = recipe(name)
+        assert (loss.miner.cutoff, loss.miner.nonzero_loss_cutoff, loss.loss.margin) == (0.5, 1.4, 0.2)  # type: ignore[union-attr]
+    shared, per_class = pml.margin_distance_weighted(), pml.margin_distance_weighted(num_classes=3)
+    assert [p.tolist() for p in shared.parameters()] == [pytest.approx([1.2])]
+    assert [p.tolist() for p in per_class.parameters()] == [pytest.approx([1.2] * 3)]
+
+
+def test_margin_loss_is_its_equation() -> None:
+    """Wu et al. 2017: [0.2 + d_ap - beta]+ + [0.2 - d_an + beta]+ over the non-zero terms; triplets given."""
+    x, _, s, _, _ = situation(False)
+    loss = MetricLearning(pml.margin_distance_weighted().loss)
+    triplets = torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([4, 0])
+    terms = []
+    for a, p, n in zip(*(index.tolist() for index in triplets), strict=True):
+        terms += [max(0.0, 0.2 + euclidean(s[a][p]) - 1.2), max(0.0, 0.2 - euclidean(s[a][n]) + 1.2)]
+    expected = sum(terms) / sum(t > 0 for t in terms)
+    assert loss(x, torch.tensor(LABELS), triplets).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_miner_is_called_with_the_gallery() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def miner(
+        embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Any:
+        seen.append((embeddings.shape, None if ref_emb is None else ref_emb.shape))
+        return tuple(torch.tensor([0]) for _ in range(3))
+
+    x, gallery, _, _, _ = situation(True)
+    loss = MetricLearning(losses.TripletMarginLoss(), miner)
+    loss(x, torch.tensor(LABELS), **gallery)
+    loss(x, torch.tensor(LABELS))
+    assert seen == [((6, 3), (5, 3)), ((6, 3), None)]
+
+
+def test_a_gallery_equal_to_the_batch_is_a_gallery() -> None:
+    """The library takes ref_emb that is the batch itself for the in-batch call; a copy of it must not differ."""
+    x, labels = drawn(6, 3, 1), torch.tensor(LABELS)
+    loss = recipe("contrastive_xbm")
+    same = loss(x, labels, ref_emb=x, ref_labels=labels)
+    copied = loss(x, labels, ref_emb=x.clone(), ref_labels=labels.clone())
+    assert same.item() == copied.item()
+
+
+@pytest.mark.parametrize("name", sorted(PROXIES))
+def test_class_weights_take_no_gallery(name: str) -> None:
+    x, gallery, _, _, _ = situation(True)
+    with pytest.raises(ValueError, match="takes no gallery; leave out ref_emb and ref_labels"):
+        recipe(name)(x, torch.tensor(LABELS), **gallery)
+
+
+@pytest.mark.parametrize("name", sorted(PROXIES))
+@pytest.mark.parametrize("label", [-1, 4, 2**40])
+def test_class_weights_refuse_unknown_labels(name: str, label: int) -> None:
+    labels = torch.tensor([0, 1, 2, 3, label, 0])
+    with pytest.raises(
+        ValueError, match=rf"labels must lie in \[0, 4\).*got {label}; number the training classes from 0"
+    ):
+        recipe(name)(drawn(6, 3, 1), labels)
+
+
+@pytest.mark.parametrize("name", sorted(PROXIES))
+def test_class_weights_refuse_other_dimensions(name: str) -> None:
+    with pytest.raises(ValueError, match="embeddings have 5 dimensions but the loss was made with embedding_size=3"):
+        recipe(name)(drawn(6, 5, 1), torch.tensor(LABELS))
+    for wrong in ({"num_classes": 0, "embedding_size": 3}, {"num_classes": 3, "embedding_size": 0}):
+        with pytest.raises(ValueError, match="must be >= 1, got 0"):
+            RECIPES[name](**wrong)
+
+
+def test_unknown_labels_where_nobody_can_look_make_nan() -> None:
+    loss = torch.compile(recipe("normalised_softmax"), backend="eager")
+    assert loss(drawn(6, 3, 1), torch.tensor(LABELS)).isfinite()
+    assert loss(drawn(6, 3, 1), torch.tensor([0, 1, 2, 3, 4, 0])).isnan()
+
+
+@pytest.mark.parametrize("name", ["margin_distance_weighted", *sorted(PROXIES)])
+def test_parameters_have_gradients_even_when_nothing_counts(name: str) -> None:
+    loss = recipe(name)
+    x = drawn(0, 3, 1).requires_grad_() if name in PROXIES else drawn(3, 3, 1).requires_grad_()
+    value = loss(x, torch.arange(len(x)))
+    value.backward()
+    assert value.item() == 0
+    assert list(loss.parameters())
+    for leaf in (x, *loss.parameters()):
+        assert leaf.grad is not None
+        assert bool((leaf.grad == 0).all())
+
+
+def test_unusual_results_are_refused_and_single_ones_made_scalar() -> None:
+    x, labels = drawn(6, 3, 1), torch.tensor(LABELS)
+    with pytest.raises(TypeError, match="TripletMarginLoss must return one number, got dict; give it another reducer"):
+        MetricLearning(losses.TripletMarginLoss(reducer=reducers.DoNothingReducer()))(x, labels)
+    assert MetricLearning(losses.MarginLoss(learn_beta=True, nu=0.1))(x, labels).shape == ()
+
+
+BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a class": (
+        lambda: MetricLearning(losses.TripletMarginLoss),
+        TypeError,
+        r"got the class TripletMarginLoss; use Trip",
+    ),  # type: ignore[arg-type]
+    "a miner class": (
+        lambda: MetricLearning(losses.TripletMarginLoss(), miners.MultiSimilarityMiner),
+        TypeError,
+        "miner must be an instance",
+    ),
+    "a string": (lambda: MetricLearning("triplet"), TypeError, "loss must be an nn.Module, got str"),  # type: ignore[arg-type]
+    "a miner string": (lambda: MetricLearning(losses.NCALoss(), "hard"), TypeError, "miner must be callable"),  # type: ignore[arg-type]
+    "margin": (lambda: pml.triplet_semihard(margin=0), ValueError, "margin must be > 0"),
+    "entropy": (lambda: pml.contrastive_irt(entropy_weight=-1), ValueError, "entropy_weight must be >= 0"),
+    "temperature": (lambda: pml.normalised_softmax(2, 2, temperature=0), ValueError, "temperature must be > 0"),
+    "smoothing": (lambda: pml.cross_entropy(2, 2, label_smoothing=2), ValueError, "label_smoothing must be <= 1"),
+    "classes": (lambda: pml.proxy_nca(2.0, 2), TypeError, "num_classes must be an int"),  # type: ignore[arg-type]
+    "two miners": (
+        lambda: recipe("multi_similarity")(drawn(2, 3, 0), torch.tensor([0, 0]), (torch.tensor([0]),) * 4),
+        ValueError,
+        "indices_tuple was given, but this loss has a miner of its own",
+    ),
+    "mined cross-entropy": (
+        lambda: recipe("cross_entropy")(drawn(2, 3, 0), torch.tensor([0, 0]), (torch.tensor([0]),) * 4),
+        ValueError,
+        "cross-entropy takes every item of the batch",
+    ),
+    "column of labels": (
+        lambda: recipe("contrastive_xbm")(drawn(2, 3, 0), torch.tensor([[0], [0]])),
+        ValueError,
+        "labels must be 1-D",
+    ),
+    "zero vector": (
+        lambda: recipe("multi_similarity")(torch.zeros(2, 3), torch.tensor([0, 0])),
+        ValueError,
+        r"embeddings\[0\] is a zero vector",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str) -> None:
+    made, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        made()
+
+
+def test_the_cure_is_named_when_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    monkeypatch.delitem(sys.modules, "roadmap.losses.pml")
+    with pytest.raises(ImportError, match=r"pip install roadmap\[pml\]"):
+        importlib.import_module("roadmap.losses.pml")
