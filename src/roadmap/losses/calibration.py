@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from roadmap.kernels import CalibrationRule, LossRule
 from roadmap.losses.arguments import Average, check_average, check_scores, check_thresholds
 from roadmap.losses.comparison import compared, widened
 
@@ -80,5 +81,8 @@ class Calibration(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        fused = c.fused_loss(LossRule(None, CalibrationRule(self.alpha, self.beta, self.average)))
+        if fused is not None:
+            return fused
         positives = c.positives(include_self=False)
         return c.poisoned(calibration(c.scores, positives, c.negatives, self.alpha, self.beta, self.average))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roadmap.kernels import LossRule, cosine_scores, loss_from_embeddings, runs_on_triton
 from roadmap.losses.arguments import check_embeddings, check_labels, check_norms, values_are_free_to_read
 
 
@@ -18,30 +19,43 @@ class Comparison:
     """M queries against a gallery of N items.
 
     Attributes:
-        queries: (M, D) unit vectors, float32 or float64.
-        gallery: (N, D) unit vectors; the same tensor as `queries` in the in-batch call.
+        embeddings: (M, D) vectors of the queries, of any length and float dtype.
+        ref_emb: (N, D) vectors of the gallery. None: gallery item i *is* query i. Never guessed from shapes: a
+            square score matrix between two different sets is an ordinary gallery call.
         query_labels: (M,) integers; an item is relevant to a query when their labels are equal.
         gallery_labels: (N,) integers.
-        in_batch: whether gallery item i *is* query i. Never guessed from shapes: a square score matrix
-            between two different sets is an ordinary gallery call.
         mined: (P_i, N_i) as (M, N) masks where a miner chose the pairs, else None.
-        norms: the lengths the vectors had, for `poisoned`.
     """
 
-    queries: Tensor
-    gallery: Tensor
+    embeddings: Tensor
+    ref_emb: Tensor | None
     query_labels: Tensor
     gallery_labels: Tensor
-    in_batch: bool
     mined: tuple[Tensor, Tensor] | None
-    norms: tuple[Tensor, ...]
+
+    @property
+    def in_batch(self) -> bool:
+        return self.ref_emb is None
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, ...]:
+        """The lengths of the vectors, (M,) and, with a gallery, (N,)."""
+        both = (self.embeddings,) if self.ref_emb is None else (self.embeddings, self.ref_emb)
+        return tuple(torch.linalg.vector_norm(widened(x), dim=1) for x in both)
 
     @cached_property
     def scores(self) -> Tensor:
         """s_ij = cos(q_i, x_j), (M, N), in float32 or better whatever autocast or TF32 settings say: tau is 0.01
         and a bfloat16 score near 0.9 is only good to 0.004."""
-        with torch.autocast(self.queries.device.type, enabled=False), _FullFloat32():
-            return self.queries @ self.gallery.T
+        if self._on_triton:
+            return cosine_scores(self.embeddings, self.ref_emb)
+        with torch.autocast(self.embeddings.device.type, enabled=False), _FullFloat32():
+            queries = widened(self.embeddings) / self.norms[0][:, None]
+            if self.ref_emb is None:
+                return queries @ queries.T
+            gallery = widened(self.ref_emb) / self.norms[1][:, None]
+            wider = torch.promote_types(queries.dtype, gallery.dtype)
+            return queries.to(wider) @ gallery.to(wider).T
 
     @cached_property
     def relevant(self) -> Tensor:
@@ -51,7 +65,7 @@ class Comparison:
     @cached_property
     def diagonal(self) -> Tensor:
         """Where the query meets itself in the in-batch call, (M, N)."""
-        return torch.eye(len(self.queries), dtype=torch.bool, device=self.queries.device)
+        return torch.eye(len(self.embeddings), dtype=torch.bool, device=self.embeddings.device)
 
     def positives(self, *, include_self: bool) -> Tensor:
         """P_i as an (M, N) mask."""
@@ -67,11 +81,21 @@ class Comparison:
 
     def poisoned(self, loss: Tensor) -> Tensor:
         """`loss`, or NaN if some vector had no direction and nobody could look at it without stalling a GPU."""
-        if values_are_free_to_read(self.queries):
+        if values_are_free_to_read(self.embeddings):
             return loss
         for norms in self.norms:
-            loss = loss + ((norms + 1 / norms) * 0).sum()
+            loss = loss + ((norms + 1 / norms).detach() * 0).sum()
         return loss
+
+    def fused_loss(self, rule: LossRule) -> Tensor | None:
+        """The loss `rule` describes, straight from the embeddings, where a kernel takes this comparison."""
+        if self.mined is not None or not self._on_triton:
+            return None
+        return loss_from_embeddings(self.embeddings, self.query_labels, self.ref_emb, self.gallery_labels, rule)
+
+    @property
+    def _on_triton(self) -> bool:
+        return runs_on_triton(self.embeddings) and (self.ref_emb is None or runs_on_triton(self.ref_emb))
 
 
 def compared(
@@ -96,24 +120,16 @@ def compared(
     if (ref_emb is None) != (ref_labels is None):
         given, missing = ("ref_labels", "ref_emb") if ref_emb is None else ("ref_emb", "ref_labels")
         raise ValueError(f"{given} was given without {missing}; a gallery needs both")
-    queries, query_norms = _unit_vectors("embeddings", embeddings)
-    if ref_emb is None or ref_labels is None:
-        gallery, gallery_labels, norms = queries, labels, [query_norms]
-    else:
+    if ref_emb is not None and ref_labels is not None:
         _check_gallery(embeddings, ref_emb, ref_labels)
-        gallery, gallery_norms = _unit_vectors("ref_emb", ref_emb)
-        gallery_labels, norms = ref_labels, [query_norms, gallery_norms]
-        wider = torch.promote_types(queries.dtype, gallery.dtype)
-        queries, gallery = queries.to(wider), gallery.to(wider)
-    return Comparison(
-        queries,
-        gallery,
-        labels,
-        gallery_labels,
-        in_batch=ref_emb is None,
-        mined=_mined_pairs(indices_tuple, len(queries), len(gallery), queries.device),
-        norms=tuple(norms),
-    )
+    gallery_labels = labels if ref_labels is None else ref_labels
+    mined = _mined_pairs(indices_tuple, len(labels), len(gallery_labels), embeddings.device)
+    c = Comparison(embeddings, ref_emb, labels, gallery_labels, mined)
+    if values_are_free_to_read(embeddings):
+        check_norms("embeddings", embeddings, c.norms[0].detach())
+        if ref_emb is not None:
+            check_norms("ref_emb", ref_emb, c.norms[1].detach())
+    return c
 
 
 class _FullFloat32:
@@ -160,15 +176,6 @@ def _check_gallery(embeddings: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> N
         )
     if ref_emb.device != embeddings.device:
         raise ValueError(f"ref_emb is on {ref_emb.device} but embeddings are on {embeddings.device}")
-
-
-def _unit_vectors(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of `x` at length one, in float32 or better, and the lengths they had (detached)."""
-    wide = widened(x)
-    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    if values_are_free_to_read(x):
-        check_norms(name, x, norms[:, 0].detach())
-    return wide / norms, norms.detach()
 
 
 def _mined_pairs(

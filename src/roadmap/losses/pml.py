@@ -88,7 +88,7 @@ class MetricLearning(nn.Module):
         # Every input and parameter gets a gradient, if only zero.
         reached = [x for x in (embeddings, ref_emb, *self.loss.parameters()) if x is not None and x.is_floating_point()]
         zero = zero + sum((widened(x) * 0).sum() for x in reached)
-        if len(c.queries) == 0 or len(c.gallery) == 0:
+        if len(c.query_labels) == 0 or len(c.gallery_labels) == 0:
             return c.poisoned(zero)
         with torch.autocast(embeddings.device.type, enabled=False):
             value = self._called(widened(embeddings), labels, indices_tuple, ref_emb, ref_labels)

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from roadmap.kernels import LossRule, RankRule, ap_from_scores
 from roadmap.losses.arguments import check_flag, check_number, check_scores
 from roadmap.losses.comparison import compared, widened
 
@@ -63,7 +64,7 @@ def average_precision(
     check_scores(scores, positives, negatives)
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    ap = _average_precision(widened(scores.detach()), positives, negatives, heaviside, heaviside)
+    ap = plain_average_precision(widened(scores.detach()), positives, negatives, heaviside, heaviside)
     ap = ap.masked_fill(~positives.any(1), math.nan)
     return ap.nanmean() if reduction == "mean" else ap
 
@@ -72,11 +73,7 @@ def smoothap(scores: Tensor, positives: Tensor, negatives: Tensor, tau: float = 
     """L_SmoothAP (Brown et al., ECCV 2020): both ranks counted with sigmoid(t / tau). Arguments as in `supap`."""
     check_scores(scores, positives, negatives)
     check_number("tau", tau, above=0)
-
-    def sigmoid(t: Tensor) -> Tensor:
-        return torch.sigmoid(t / tau)
-
-    return mean_ap_loss(_average_precision(widened(scores), positives, negatives, sigmoid, sigmoid), positives)
+    return mean_ap_loss(ap_from_scores(widened(scores), positives, negatives, RankRule("smoothap", tau)), positives)
 
 
 def supap(
@@ -101,8 +98,8 @@ def supap(
     """
     check_scores(scores, positives, negatives)
     delta = _check_h_minus(tau, rho, delta)
-    ap = _average_precision(widened(scores), positives, negatives, heaviside, lambda t: h_minus(t, tau, rho, delta))
-    return mean_ap_loss(ap, positives)
+    rule = RankRule("supap", tau, rho, delta)
+    return mean_ap_loss(ap_from_scores(widened(scores), positives, negatives, rule), positives)
 
 
 def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
@@ -121,10 +118,11 @@ def mean_ap_loss(ap: Tensor, positives: Tensor) -> Tensor:
     return mean
 
 
-def _average_precision(
+def plain_average_precision(
     scores: Tensor, positives: Tensor, negatives: Tensor, h_pos: StepFunction, h_neg: StepFunction
 ) -> Tensor:
-    """AP_i of every query, (M,); 0 where P_i is empty. The equations as written, (pairs, N) at a time."""
+    """AP_i of every query, (M,); 0 where P_i is empty. The equations as written, by autograd, with every
+    (pair, item) difference in memory: the truth that the kernels are tested against."""
     query, k = positives.nonzero(as_tuple=True)
     t = scores[query] - scores[query, k][:, None]  # t[p, j] = s_j - s_k for the p-th positive pair (i, k)
     others = positives[query] & (torch.arange(scores.shape[1], device=k.device) != k[:, None])
@@ -162,6 +160,9 @@ class SmoothAP(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        fused = c.fused_loss(LossRule(RankRule("smoothap", self.tau), None, include_self=self.include_self))
+        if fused is not None:
+            return fused
         positives = c.positives(include_self=self.include_self)
         return c.poisoned(smoothap(c.scores, positives, c.negatives, self.tau))
 
@@ -198,5 +199,9 @@ class SupAP(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        rule = RankRule("supap", self.tau, self.rho, self.delta)
+        fused = c.fused_loss(LossRule(rule, None, include_self=self.include_self))
+        if fused is not None:
+            return fused
         positives = c.positives(include_self=self.include_self)
         return c.poisoned(supap(c.scores, positives, c.negatives, self.tau, self.rho, self.delta))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from roadmap.kernels import CalibrationRule, LossRule, RankRule
 from roadmap.losses.arguments import Average, check_number
 from roadmap.losses.calibration import Calibration, calibration
 from roadmap.losses.comparison import compared
@@ -58,6 +59,16 @@ class ROADMAP(nn.Module):
     ) -> Tensor:
         c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         ranks, scores = self.supap, self.calibration
+        rule = LossRule(
+            RankRule("supap", ranks.tau, ranks.rho, ranks.delta),
+            CalibrationRule(scores.alpha, scores.beta, scores.average),
+            ap_weight=1 - self.lam,
+            calibration_weight=self.lam,
+            include_self=ranks.include_self,
+        )
+        fused = c.fused_loss(rule)
+        if fused is not None:
+            return fused
         positives = c.positives(include_self=ranks.include_self)
         ap_loss = supap(c.scores, positives, c.negatives, ranks.tau, ranks.rho, ranks.delta)
         pairs = c.positives(include_self=False)

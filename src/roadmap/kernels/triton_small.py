@@ -1,0 +1,159 @@
+"""A whole loss in seven launches, for comparisons small enough to hold their scores: no sort, no read-back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roadmap.kernels.rules import LossRule
+from roadmap.kernels.triton_math import DEPTH, score_tile
+from roadmap.kernels.triton_reduce import STATISTICS, embedding_gradient, reduced_loss
+from roadmap.kernels.triton_rows import launch_rows
+from roadmap.kernels.triton_units import UnitVectors, unit_vectors
+
+
+@dataclass(frozen=True)
+class SmallState:
+    """What the forward leaves for the backward."""
+
+    queries: UnitVectors
+    gallery: UnitVectors
+    scores: Tensor
+    slope: Tensor
+    stats: Tensor
+    factors: Tensor
+    query_labels: Tensor
+    gallery_labels: Tensor
+    rule: LossRule
+
+
+@triton.jit
+def _scores(QHi, QLo, GHi, GLo, S, M, N, DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    j = tl.program_id(1) * BN + tl.arange(0, BN)
+    s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+    tl.store(S + i.to(tl.int64)[:, None] * N + j[None, :], s, mask=(i < M)[:, None] & (j < N)[None, :])
+
+
+@triton.jit
+def _score_gradient(
+    S, Slope, W, Stats, Factors, QLabels, GLabels, M, N, alpha, beta,
+    RANKS: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """∂L/∂s_ij over one row, from ∂AP_i/∂s_ij and the factors of the reduction."""
+    row = tl.program_id(0)
+    for start in range(0, N, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        ok = j < N
+        at = row.to(tl.int64) * N + j
+        grad = tl.zeros((BLOCK,), tl.float32)
+        if RANKS:
+            grad -= tl.load(Factors + 1) * tl.load(Slope + at, mask=ok, other=0.0)
+        if CALIBRATE:
+            s = tl.load(S + at, mask=ok, other=0.0)
+            same = tl.load(GLabels + j, mask=ok, other=0) == tl.load(QLabels + row)
+            pairs = same
+            if IN_BATCH:
+                pairs = pairs & (j != row)
+            by_pos = tl.load(Factors + 2) * tl.load(Stats + 6 * M + row)
+            by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + row)
+            grad -= tl.where(pairs & (s < alpha), by_pos, 0.0)
+            grad += tl.where((same == 0) & (s > beta), by_neg, 0.0)
+        tl.store(W + at, grad, mask=ok)
+
+
+@triton.jit
+def _unit_gradient(
+    W, Hi, Lo, Out, rows, inner, stride_row, stride_inner,
+    PADDED: tl.constexpr, BOTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Out = W U, or (W + Wᵀ) U when every item is query and gallery at once."""
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.program_id(1) * BN + tl.arange(0, BN)
+    out = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, inner, BK):
+        j = start + tl.arange(0, BK)
+        ok = (i < rows)[:, None] & (j < inner)[None, :]
+        w = tl.load(W + i[:, None] * stride_row + j[None, :] * stride_inner, mask=ok, other=0.0)
+        if BOTH:
+            w += tl.load(W + j[None, :] * stride_row + i[:, None] * stride_inner, mask=ok, other=0.0)
+        at = j[:, None] * PADDED + d[None, :]
+        u = (tl.load(Hi + at).to(tl.float32) + tl.load(Lo + at).to(tl.float32)) * 0.000244140625
+        out += tl.dot(w, u, input_precision="tf32x3")
+    tl.store(Out + i[:, None] * PADDED + d[None, :], out, mask=(i < rows)[:, None])
+
+
+def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, tuple[UnitVectors, UnitVectors]]:
+    """(M, N) scores, and the unit vectors they came from."""
+    q = unit_vectors(queries)
+    g = q if gallery is None else unit_vectors(gallery)
+    M, N = len(q.norms), len(g.norms)
+    scores = torch.empty(M, N, device=queries.device, dtype=torch.float32)
+    _scores[(triton.cdiv(M, 64), triton.cdiv(N, 64))](
+        q.hi, q.lo, g.hi, g.lo, scores, M, N, DIM=q.dimensions, DEPTH=DEPTH, BM=64, BN=64, num_warps=4
+    )
+    return scores, (q, g)
+
+
+def score_gradients(
+    weights: Tensor, q: UnitVectors, g: UnitVectors, queries: Tensor | None, gallery: Tensor | None,
+    upstream: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """From `weights` = ∂L/∂s, (M, N), to the gradients at `queries` and `gallery`; None in, None out.
+
+    Where `g` is `q`, every item is query and gallery at once and both roles meet in `queries`.
+    """
+    M, N = weights.shape
+    grad_queries = grad_gallery = None
+    if queries is not None:
+        grad = _product(weights, g, M, N, (N, 1), both=g is q)
+        grad_queries = embedding_gradient(grad, q.hi, q.lo, q.norms, q.order, upstream, queries)
+    if gallery is not None:
+        grad = _product(weights, q, N, M, (1, N), both=False)
+        grad_gallery = embedding_gradient(grad, g.hi, g.lo, g.norms, g.order, upstream, gallery)
+    return grad_queries, grad_gallery
+
+
+def forward(
+    queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor, rule: LossRule, grad: bool
+) -> tuple[Tensor, SmallState | None]:
+    scores, (q, g) = cosine_scores(queries, gallery)
+    stats = torch.empty(STATISTICS, len(query_labels), device=queries.device, dtype=torch.float32)
+    slope = torch.empty_like(scores) if grad else None
+    launch_rows(scores, None, None, query_labels, gallery_labels, slope, stats, rule, in_batch=gallery is None)
+    factors = reduced_loss(stats, q.norms, None if gallery is None else g.norms, rule, bounded=False)
+    if slope is None:
+        return factors[0], None
+    return factors[0], SmallState(q, g, scores, slope, stats, factors, query_labels, gallery_labels, rule)
+
+
+def backward(
+    state: SmallState, upstream: Tensor, queries: Tensor | None, gallery: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients at `queries` and at `gallery`; None in, None out. In the in-batch call both roles meet in `queries`."""
+    M, N = state.scores.shape
+    rule, calibration = state.rule, state.rule.calibration
+    weights = torch.empty_like(state.slope)
+    _score_gradient[(M,)](
+        state.scores, state.slope, weights, state.stats, state.factors, state.query_labels, state.gallery_labels, M, N,
+        calibration.alpha if calibration else 0.0,
+        calibration.beta if calibration else 0.0,
+        RANKS=rule.ranks is not None, CALIBRATE=calibration is not None, IN_BATCH=state.gallery is state.queries,
+        BLOCK=min(4096, triton.next_power_of_2(N)), num_warps=4,
+    )  # fmt: skip
+    return score_gradients(weights, state.queries, state.gallery, queries, gallery, upstream)
+
+
+def _product(
+    weights: Tensor, units: UnitVectors, rows: int, inner: int, strides: tuple[int, int], both: bool
+) -> Tensor:
+    out = torch.empty(rows, units.dimensions, device=weights.device, dtype=torch.float32)
+    _unit_gradient[(triton.cdiv(rows, 32), units.dimensions // 64)](
+        weights, units.hi, units.lo, out, rows, inner, *strides,
+        PADDED=units.dimensions, BOTH=both, BM=32, BN=64, BK=32, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,359 @@
+"""Rank losses straight from embeddings and labels, in tiles: linear memory at any size.
+
+Everything is held in label order, so that the positives of a query are one run of columns [start, end) and need no
+mask. Four steps forward, and none of them stores a score that is not a positive's:
+
+    positive scores     s_ik for k ∈ P_i, from the same tile product as all others, so that equal vectors tie exactly
+    rank tiles          r⁻(k) = Σ_{j ∈ N_i} H⁻(s_j - s_k) and Σ H⁻'(s_j - s_k), a split of the gallery at a time
+    finished rows       r⁺, AP_i, w_k = r⁺ / (r⁺ + r⁻)² / |P_i|, and ∂AP_i/∂s_k of the positives
+    reduction           the loss (triton_reduce.py)
+
+The backward visits the tiles once more, as blocks of ∂L/∂s that are kept only until their two products with the unit
+vectors are done (triton_products.py). Every sum has one owner and one order: the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roadmap.kernels.rules import LossRule
+from roadmap.kernels.triton_math import DEPTH, score_tile, sigmoid, step_and_slope
+from roadmap.kernels.triton_reduce import STATISTICS, reduced_loss
+from roadmap.kernels.triton_rows import store_calibration
+from roadmap.kernels.triton_units import TILE, UnitVectors, unit_vectors
+
+POSITIVES_AT_ONCE = 16  # ranks that one pass over the gallery counts; more positives take more passes
+PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: enough to even out uneven rows
+
+
+@dataclass(frozen=True)
+class PositivePairs:
+    """P_i as runs of columns: positives of row i are columns start[i] ... end[i] - 1, its scores lie at offset[i]."""
+
+    start: Tensor
+    end: Tensor
+    offset: Tensor
+    total: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class TileState:
+    """What the forward leaves for the backward."""
+
+    queries: UnitVectors
+    gallery: UnitVectors
+    in_batch: bool
+    pairs: PositivePairs
+    positive_scores: Tensor
+    weights: Tensor
+    positive_slopes: Tensor
+    stats: Tensor
+    factors: Tensor
+    rule: LossRule
+
+
+def sorted_pairs(query_labels: Tensor, gallery_labels: Tensor | None) -> tuple[Tensor, Tensor, PositivePairs]:
+    """The orders of queries and gallery by label, and the runs of positives."""
+    q_sorted, q_order = torch.sort(query_labels, stable=True)
+    g_sorted, g_order = (q_sorted, q_order) if gallery_labels is None else torch.sort(gallery_labels, stable=True)
+    start = torch.searchsorted(g_sorted, q_sorted)
+    end = torch.searchsorted(g_sorted, q_sorted, right=True)
+    size = end - start
+    ends = size.cumsum(0)
+    total, largest = (int(v) for v in torch.stack([ends[-1], size.max()]).tolist())  # the only read-back
+    return q_order, g_order, PositivePairs(start.int(), end.int(), ends - size, total, largest)
+
+
+@triton.jit
+def _positive_scores(
+    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, M,
+    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    j = tl.program_id(1) * BN + tl.arange(0, BN)
+    start = tl.load(Start + i, mask=i < M, other=0)
+    end = tl.load(End + i, mask=i < M, other=0)
+    first = tl.program_id(1) * BN
+    if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
+        offset = tl.load(Offset + i, mask=i < M, other=0)
+        s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+        inside = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
+        tl.store(Scores + offset[:, None] + (j[None, :] - start[:, None]), s, mask=inside)
+
+
+@triton.jit
+def _rank_tiles(
+    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, RankNeg, SlopeNeg, NegSum, NegCount, M, N, pairs, tiles,
+    inv_tau, rho, delta, top, beta,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KS: tl.constexpr,
+):  # fmt: skip
+    """KS ranks of BM queries over one split of the gallery, a tile of scores at a time."""
+    split = tl.program_id(1)
+    k_first = tl.program_id(2) * KS
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    ok = i < M
+    start = tl.load(Start + i, mask=ok, other=0)
+    end = tl.load(End + i, mask=ok, other=0)
+    offset = tl.load(Offset + i, mask=ok, other=0)
+    size = end - start
+    k_here = tl.minimum(tl.max(size, 0) - k_first, KS)
+    k_all = tl.arange(0, KS)
+    rank = tl.zeros((BM, KS), tl.float32)
+    slopes = tl.zeros((BM, KS), tl.float32)
+    neg_sum = tl.zeros((BM,), tl.float32)
+    neg_count = tl.zeros((BM,), tl.float32)
+    for tile in range(split * tiles, tl.minimum((split + 1) * tiles, tl.cdiv(N, BN))):
+        j = tile * BN + tl.arange(0, BN)
+        s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+        neg = ((j[None, :] < start[:, None]) | (j[None, :] >= end[:, None])) & (j < N)[None, :]
+        if CALIBRATE:
+            above = neg & (s > beta)
+            neg_sum += tl.sum(tl.where(above, s - beta, 0.0), 1)
+            neg_count += tl.sum(above.to(tl.float32), 1)
+        if RANKS:
+            for k in range(0, k_here):
+                s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
+                value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
+                here = k_all[None, :] == k
+                rank += tl.where(here, tl.sum(tl.where(neg, value, 0.0), 1)[:, None], 0.0)
+                slopes += tl.where(here, tl.sum(tl.where(neg, slope, 0.0), 1)[:, None], 0.0)
+    if RANKS:
+        at = split.to(tl.int64) * pairs + offset[:, None] + k_first + k_all[None, :]
+        valid = ok[:, None] & (k_first + k_all[None, :] < size[:, None])
+        tl.store(RankNeg + at, rank, mask=valid)
+        tl.store(SlopeNeg + at, slopes, mask=valid)
+    if CALIBRATE:
+        if k_first == 0:
+            tl.store(NegSum + split.to(tl.int64) * M + i, neg_sum, mask=ok)
+            tl.store(NegCount + split.to(tl.int64) * M + i, neg_count, mask=ok)
+
+
+@triton.jit
+def _finished_rows(
+    Start, End, Offset, Scores, RankNeg, SlopeNeg, NegSum, NegCount, Weight, ByPos, PosSlope, Stats, M, N, pairs,
+    splits, inv_tau, steepest, alpha,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, IN_BATCH: tl.constexpr,
+    INCLUDE_SELF: tl.constexpr, KS: tl.constexpr,
+):  # fmt: skip
+    """AP_i of one query from the counted ranks, and what the backward needs of each of its positives."""
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.load(Start + row)
+    size = tl.load(End + row) - start
+    offset = tl.load(Offset + row)
+    own = row - start  # which of its positives the query is, in the in-batch call
+    listed = size
+    if IN_BATCH:
+        if not INCLUDE_SELF:
+            listed = size - 1
+    share = 1.0 / tl.maximum(listed, 1).to(tl.float32)
+    ap = 0.0
+    weights = 0.0
+    largest = 0.0
+    pos_sum = 0.0
+    pos_count = 0.0
+    for k_first in range(0, size, KS):
+        k = k_first + tl.arange(0, KS)
+        ok = k < size
+        s_k = tl.load(Scores + offset + k, mask=ok, other=0.0)
+        if CALIBRATE:
+            below = ok & (s_k < alpha)
+            if IN_BATCH:
+                below = below & (k != own)
+            pos_sum += tl.sum(tl.where(below, alpha - s_k, 0.0), 0)
+            pos_count += tl.sum(below.to(tl.float32), 0)
+        if RANKS:
+            if IN_BATCH:
+                if not INCLUDE_SELF:
+                    ok = ok & (k != own)
+            rank_neg = tl.zeros((KS,), tl.float32)
+            slope_neg = tl.zeros((KS,), tl.float32)
+            for split in range(0, splits):
+                at = tl.cast(split, tl.int64) * pairs + offset + k
+                rank_neg += tl.load(RankNeg + at, mask=ok, other=0.0)
+                slope_neg += tl.load(SlopeNeg + at, mask=ok, other=0.0)
+            rank_pos = tl.zeros((KS,), tl.float32) + 1.0
+            for j_first in range(0, size, KS):
+                j = j_first + tl.arange(0, KS)
+                s_j = tl.load(Scores + offset + j, mask=j < size, other=0.0)
+                others = (j < size)[None, :] & (j[None, :] != k[:, None])
+                if IN_BATCH:
+                    if not INCLUDE_SELF:
+                        others = others & (j != own)[None, :]
+                if SUPAP:
+                    counts = (s_j[None, :] >= s_k[:, None]).to(tl.float32)
+                else:
+                    counts = sigmoid(s_j[None, :] - s_k[:, None], inv_tau)
+                rank_pos += tl.sum(tl.where(others, counts, 0.0), 1)
+            total = rank_pos + rank_neg
+            ap += tl.sum(tl.where(ok, rank_pos / total, 0.0), 0)
+            weight = tl.where(ok, share * rank_pos / (total * total), 0.0)
+            weights += tl.sum(weight, 0)
+            largest = tl.maximum(largest, tl.max(weight * slope_neg, 0))
+            tl.store(Weight + offset + k, weight, mask=k < size)
+            tl.store(PosSlope + offset + k, weight * slope_neg, mask=k < size)
+            if not SUPAP:
+                tl.store(ByPos + offset + k, tl.where(ok, share * rank_neg / (total * total), 0.0), mask=k < size)
+    if RANKS:
+        tl.store(Stats + row, tl.where(listed > 0, 1.0 - ap * share, 0.0))
+        tl.store(Stats + M + row, (listed > 0).to(tl.float32))
+        # Positives push each other by at most Σ ByPos · steepest <= |P_i| · share · steepest under SmoothAP.
+        among = 0.0
+        if not SUPAP:
+            among = 2.0 * steepest
+        tl.store(Stats + 8 * M + row, tl.maximum(weights * steepest, largest + among))
+    if CALIBRATE:
+        neg_sum = 0.0
+        neg_count = 0.0
+        for split in range(0, splits):
+            neg_sum += tl.load(NegSum + tl.cast(split, tl.int64) * M + row)
+            neg_count += tl.load(NegCount + tl.cast(split, tl.int64) * M + row)
+        pos_pairs = size
+        if IN_BATCH:
+            pos_pairs = size - 1
+        store_calibration(
+            Stats, row, M, pos_sum, pos_count, pos_pairs.to(tl.float32), neg_sum, neg_count,
+            (N - size).to(tl.float32), ALL,
+        )  # fmt: skip
+
+
+@triton.jit
+def _among_positives(
+    Start, End, Offset, Scores, ByPos, PosSlope, inv_tau,
+    IN_BATCH: tl.constexpr, INCLUDE_SELF: tl.constexpr, KS: tl.constexpr,
+):  # fmt: skip
+    """SmoothAP only: ∂AP_i/∂s_k += Σ_{k' ∈ P_i, k' ≠ k} (b_k' - b_k) sigmoid'(s_k - s_k'), with b = ∂AP_i/∂r⁺.
+
+    sigmoid' is even, so that what k gains from k' through rank⁺(k') is what it loses through its own rank⁺.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.load(Start + row)
+    size = tl.load(End + row) - start
+    offset = tl.load(Offset + row)
+    own = row - start
+    for k_first in range(0, size, KS):
+        k = k_first + tl.arange(0, KS)
+        s_k = tl.load(Scores + offset + k, mask=k < size, other=0.0)
+        b_k = tl.load(ByPos + offset + k, mask=k < size, other=0.0)
+        slope = tl.load(PosSlope + offset + k, mask=k < size, other=0.0)
+        for j_first in range(0, size, KS):
+            j = j_first + tl.arange(0, KS)
+            s_j = tl.load(Scores + offset + j, mask=j < size, other=0.0)
+            b_j = tl.load(ByPos + offset + j, mask=j < size, other=0.0)
+            others = (j < size)[None, :] & (j[None, :] != k[:, None])
+            if IN_BATCH:
+                if not INCLUDE_SELF:
+                    others = others & (j != own)[None, :] & (k != own)[:, None]
+            smooth = sigmoid(s_k[:, None] - s_j[None, :], inv_tau)
+            push = (b_j[None, :] - b_k[:, None]) * smooth * (1.0 - smooth) * inv_tau
+            slope += tl.sum(tl.where(others, push, 0.0), 1)
+        tl.store(PosSlope + offset + k, slope, mask=k < size)
+
+
+def forward(
+    queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor, rule: LossRule, grad: bool
+) -> tuple[Tensor, TileState | None]:
+    in_batch = gallery is None
+    q_order, g_order, pairs = sorted_pairs(query_labels, None if in_batch else gallery_labels)
+    q = unit_vectors(queries, q_order)
+    g = q if gallery is None else unit_vectors(gallery, g_order)
+    M, N = len(query_labels), len(gallery_labels)
+    device = queries.device
+    ranks, calibration = rule.ranks, rule.calibration
+    shape = {"DIM": q.dimensions, "DEPTH": DEPTH, "BM": TILE, "BN": TILE}
+    vectors = (q.hi, q.lo, g.hi, g.lo)
+    runs = (pairs.start, pairs.end, pairs.offset)
+    row_tiles, column_tiles = triton.cdiv(M, TILE), triton.cdiv(N, TILE)
+    scores, weights, by_pos, pos_slopes = torch.empty(4, max(pairs.total, 1), device=device, dtype=torch.float32)
+    _positive_scores[(row_tiles, column_tiles)](*vectors, *runs, scores, M, **shape, num_warps=8, num_stages=3)
+
+    passes = triton.cdiv(pairs.largest, POSITIVES_AT_ONCE) if ranks and pairs.largest else 1
+    at_once = min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest)))
+    splits = min(column_tiles, triton.cdiv(PROGRAMS, row_tiles * passes))
+    tiles = triton.cdiv(column_tiles, splits)
+    splits = triton.cdiv(column_tiles, tiles)
+    rank_neg, slope_neg = torch.empty(2, splits, pairs.total if ranks else 0, device=device, dtype=torch.float32)
+    neg_sum, neg_count = torch.empty(2, splits, M if calibration else 0, device=device, dtype=torch.float32)
+    supap = ranks is not None and ranks.kind == "supap"
+    inv_tau = 1 / ranks.tau if ranks else 0.0
+    _rank_tiles[(row_tiles, splits, passes)](
+        *vectors, *runs, scores, rank_neg, slope_neg, neg_sum, neg_count, M, N, pairs.total, tiles,
+        inv_tau,
+        ranks.rho if ranks else 0.0,
+        ranks.delta if ranks else 0.0,
+        ranks.top if ranks else 0.0,
+        calibration.beta if calibration else 0.0,
+        RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None, KS=at_once,
+        **shape, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    stats = torch.empty(STATISTICS, M, device=device, dtype=torch.float32)
+    block = min(64, triton.next_power_of_2(max(pairs.largest, 2)))
+    own = {"IN_BATCH": in_batch, "INCLUDE_SELF": rule.include_self, "KS": block}
+    _finished_rows[(M,)](
+        *runs, scores, rank_neg, slope_neg, neg_sum, neg_count, weights, by_pos, pos_slopes, stats, M, N, pairs.total,
+        splits, inv_tau,
+        ranks.steepest if ranks else 0.0,
+        calibration.alpha if calibration else 0.0,
+        RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None,
+        ALL=calibration is not None and calibration.average == "all", **own, num_warps=1 if block <= 16 else 4,
+    )  # fmt: skip
+    if grad and ranks is not None and not supap:
+        _among_positives[(M,)](*runs, scores, by_pos, pos_slopes, inv_tau, **own, num_warps=1 if block <= 16 else 4)
+    factors = reduced_loss(stats, q.norms, None if in_batch else g.norms, rule, bounded=True)
+    state = TileState(q, g, in_batch, pairs, scores, weights, pos_slopes, stats, factors, rule)
+    return factors[0], state if grad else None
+
+
+@triton.jit
+def score_gradient_tiles(
+    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
+    row_first, column_first, columns, inv_tau, rho, delta, top, alpha, beta,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """A tile of ∂L/∂s, brought into the range of float16 and split like the vectors it will multiply."""
+    i = row_first + tl.program_id(0) * BM + tl.arange(0, BM)
+    j = column_first + tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = i < M
+    start = tl.load(Start + i, mask=ok, other=0)
+    end = tl.load(End + i, mask=ok, other=0)
+    offset = tl.load(Offset + i, mask=ok, other=0)
+    size = end - start
+    s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+    pos = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
+    grad = tl.zeros((BM, BN), tl.float32)
+    if RANKS:
+        for k in range(0, tl.max(size, 0)):
+            s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
+            weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
+            _, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
+            grad += weight[:, None] * slope
+        grad = grad * tl.load(Factors + 1)
+    if CALIBRATE:
+        by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)
+        grad += tl.where(s > beta, by_neg[:, None], 0.0)
+    first = column_first + tl.program_id(1) * BN
+    if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
+        own = tl.zeros((BM, BN), tl.float32)
+        if RANKS:
+            at = offset[:, None] + (j[None, :] - start[:, None])
+            own -= tl.load(PosSlope + at, mask=pos, other=0.0) * tl.load(Factors + 1)
+        if CALIBRATE:
+            by_pos = tl.load(Factors + 2) * tl.load(Stats + 6 * M + i, mask=ok, other=0.0)
+            below = s < alpha
+            if IN_BATCH:
+                below = below & (j[None, :] != i[:, None])
+            own -= tl.where(below, by_pos[:, None], 0.0)
+        grad = tl.where(pos, own, grad)
+    grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + 4)
+    hi = grad.to(tl.float16)
+    lo = (grad - hi.to(tl.float32)).to(tl.float16)
+    at = (i - row_first).to(tl.int64)[:, None] * columns + (j - column_first)[None, :]
+    tl.store(WHi + at, hi)
+    tl.store(WLo + at, lo)

@@ -1,0 +1,41 @@
+"""Embeddings as the kernels hold them: unit vectors, split in two halves, padded to whole tiles, in label order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from roadmap.kernels.triton_math import DEPTH, unit_rows
+
+TILE = 128  # rows of every matrix are padded to a multiple of it
+
+
+@dataclass(frozen=True)
+class UnitVectors:
+    """hi + lo = 4096 · x / |x|, (padded rows, padded dimensions) float16; row r is embedding order[r]."""
+
+    hi: Tensor
+    lo: Tensor
+    norms: Tensor
+    order: Tensor | None
+
+    @property
+    def dimensions(self) -> int:
+        return self.hi.shape[1]
+
+
+def unit_vectors(x: Tensor, order: Tensor | None = None) -> UnitVectors:
+    M, D = x.shape
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, padded = triton.cdiv(M, TILE) * TILE, triton.cdiv(D, DEPTH) * DEPTH
+    halves = torch.empty(2, rows, padded, device=x.device, dtype=torch.float16)
+    norms = torch.empty(M, device=x.device, dtype=torch.float32)
+    unit_rows[(rows,)](
+        x, order, halves[0], halves[1], norms, M, D, x.stride(0),
+        PADDED=padded, HAS_ORDER=order is not None, BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,
+    )  # fmt: skip
+    return UnitVectors(halves[0], halves[1], norms, order)
