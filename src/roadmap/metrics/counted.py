@@ -26,6 +26,47 @@ class PositiveCounts(NamedTuple):
     negatives_above: Tensor | None  # negatives with score > its own; only the mean over ties asks for it
 
 
+def counts_of_scores(scores: Tensor, positives: Tensor, negatives: Tensor) -> PositiveCounts:
+    """Counts from scores that are already there.
+
+    Args:
+        scores: (n, N), higher is nearer.
+        positives: (n, N) bool; negatives: (n, N) bool; an item in neither is not in the ranking.
+    """
+    most = int(positives.sum(1).max())
+    own = torch.where(positives, scores, -torch.inf).sort(dim=1, descending=True).values[:, :most].contiguous()
+    valid = torch.arange(most, device=scores.device) < positives.sum(1, keepdim=True)
+    own = torch.where(valid, own, -torch.inf)
+    falling, others = -own, torch.where(negatives, -scores, torch.inf).sort(dim=1).values
+    return PositiveCounts(
+        valid,
+        torch.searchsorted(falling, falling, right=True),
+        torch.searchsorted(falling, falling, right=False),
+        torch.searchsorted(others, falling, right=True),
+        torch.searchsorted(others, falling, right=False),
+    )
+
+
+def average_precision(
+    scores: Tensor, positives: Tensor, negatives: Tensor | None = None, ties: Ties = "pessimistic"
+) -> Tensor:
+    """AP of Eq 1 of each row of scores, (n,) float64; NaN for a row without positives.
+
+    Args:
+        scores: (n, N), higher is nearer.
+        positives: (n, N) bool.
+        negatives: (n, N) bool; None: all that are not positive.
+        ties: "pessimistic": H(0) = 1 as in Eq 1; "mean": the expectation over all orders of equal scores.
+    """
+    if scores.ndim != 2 or positives.shape != scores.shape:
+        raise ValueError(
+            f"scores and positives must both be (n, N), got {tuple(scores.shape)} and {tuple(positives.shape)}"
+        )
+    return average_precision_of(
+        counts_of_scores(scores, positives, ~positives if negatives is None else negatives), ties
+    )
+
+
 def query_values(counts: PositiveCounts, ks: Sequence[int], ties: Ties) -> dict[str, Tensor]:
     """Every metric of every query, (n,) float64; each query must have a positive."""
     hits = {f"R@{k}": hit(counts, k, ties) for k in ks}
