@@ -168,7 +168,9 @@ def _weights(axis: Tensor, first: Tensor, size: int, reach: int, flip: Tensor | 
     return weight / weight.sum(-1, keepdim=True)
 
 
-def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop) -> Tensor:
+def resized_crops(
+    pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop, dtype: torch.dtype | None = None
+) -> Tensor:
     """(B, 3, size, size) float32, cropped, resampled, flipped and normalised from one flat buffer.
 
     Two small matrix products per picture: rows, then columns, with (size, reach) weights built from the boxes.
@@ -180,8 +182,9 @@ def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
         widths: (B,) width of each picture, the stride of its rows in pixels.
         windows: B windows.
         crop: size, mean and std of the output.
+        dtype: of the matrix products; None for float16 on a GPU, float32 elsewhere.
     """
-    size = crop.size
+    size, dtype = crop.size, dtype or (torch.float16 if pixels.is_cuda else torch.float32)
     row_first, row_count = _read_ranges(windows.rows, size)
     column_first, column_count = _read_ranges(windows.columns, size)
     heads = np.stack([starts // 3, widths, windows.flip, row_first, row_count, column_first, column_count], axis=1)
@@ -190,16 +193,15 @@ def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
         numbers = numbers.pin_memory().to(pixels.device, non_blocking=True)
     reach = int(row_count.max(initial=1)), int(column_count.max(initial=1))
     chunk = max(1, _CHUNK_BYTES // (6 * reach[0] * reach[1]))
-    parts = [_resampled(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
+    parts = [_resampled(pixels.view(-1, 3), part, size, reach, dtype) for part in torch.split(numbers, chunk)]
     levels = parts[0] if len(parts) == 1 else torch.cat(parts)
     return normalised(levels, crop)
 
 
-def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int]) -> Tensor:
+def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """(B, 3, size, size) levels in 0..255 for one chunk of pictures."""
     start, width, flip, row_first, row_count, column_first, column_count = numbers[:, :7].unbind(1)
     rows, columns = numbers[:, 7:11], numbers[:, 11:15]
-    dtype = torch.float16 if pixels.is_cuda else torch.float32
     ahead = torch.arange(max(reach), device=pixels.device)
     # beyond its own box a picture repeats its last pixel, which has weight 0
     row = (rows[:, 0] + row_first)[:, None] + torch.minimum(ahead[: reach[0]], (row_count - 1)[:, None])
@@ -233,7 +235,7 @@ def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) 
     top, height, resized_height, above = windows.rows[place].tolist()
     left, width, resized_width, before = windows.columns[place].tolist()
     # cut first: only what is kept is resampled. The copy makes it dense, which the resampling is fast on.
-    part = np.ascontiguousarray(image[top : top + height, left : left + width])
+    part = image[top : top + height, left : left + width].copy()
     tensor = torch.from_numpy(part).permute(2, 0, 1)
     if (height, width) != (resized_height, resized_width):
         tensor = tv.resize(tensor, [resized_height, resized_width], antialias=True)

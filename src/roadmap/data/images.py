@@ -10,9 +10,11 @@ What is decided here, once:
 
 from __future__ import annotations
 
+import io
 import struct
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ MAX_PIXELS = 2**27  # 134 million: larger than any camera of these datasets, 400
 
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
+File = Path | str | BinaryIO
 
 
 class PictureError(ValueError):
@@ -35,21 +38,22 @@ class PictureError(ValueError):
         return PictureError, (self.path, self.reason)  # so that it crosses from a worker process
 
 
-def picture(path: Path | str, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """The picture in a file as (H, W, 3) uint8, cut to `box` (left, top, right, bottom) if given.
+def picture(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """The picture in a file, or in an open binary one, as (H, W, 3) uint8, cut to `box` (left, top, right, bottom).
 
     Raises:
         PictureError: when the file is missing, empty, truncated, corrupt, too large, or not a picture.
     """
-    return np.asarray(upright(path, box, max_pixels))
+    return np.asarray(upright(file, box, max_pixels))
 
 
-def upright(path: Path | str, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """As `picture`, but a Pillow image of mode RGB."""
+    path = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", "the given picture"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning, and notes on odd metadata
-            with Image.open(path) as opened:
+            with Image.open(file) as opened:
                 width, height = opened.size
                 if width * height > max_pixels:
                     raise PictureError(path, f"{width} x {height} pixels, more than the {max_pixels} allowed")
@@ -62,7 +66,7 @@ def upright(path: Path | str, box: Box | None = None, max_pixels: int = MAX_PIXE
     except FileNotFoundError as error:
         raise PictureError(path, "the file is missing") from error
     except UnidentifiedImageError as error:
-        empty = Path(path).stat().st_size == 0
+        empty = (Path(file).stat().st_size if isinstance(file, (str, Path)) else file.seek(0, io.SEEK_END)) == 0
         raise PictureError(path, "the file is empty" if empty else "not a picture that Pillow can read") from error
     except Image.DecompressionBombError as error:
         raise PictureError(path, f"refused as a decompression bomb ({error})") from error
@@ -72,7 +76,7 @@ def upright(path: Path | str, box: Box | None = None, max_pixels: int = MAX_PIXE
     return image if box is None else _cut(path, image, box)
 
 
-def _rgb(path: Path | str, image: Image.Image) -> Image.Image:
+def _rgb(path: str, image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
@@ -86,14 +90,14 @@ def _rgb(path: Path | str, image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_16_bit(path: Path | str, image: Image.Image) -> Image.Image:
+def _from_16_bit(path: str, image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65_535:
         raise PictureError(path, f"pixel values {values.min()}..{values.max()} do not fit 16 bits")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
-def _cut(path: Path | str, image: Image.Image, box: Box) -> Image.Image:
+def _cut(path: str, image: Image.Image, box: Box) -> Image.Image:
     left, top, right, bottom = (round(edge) for edge in box)
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height)
     if left >= right or top >= bottom:

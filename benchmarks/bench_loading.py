@@ -1,0 +1,187 @@
+"""Pictures a second, delivered as normalised 224-pixel crops: torchvision's ImageFolder + DataLoader beside a pack.
+
+    python benchmarks/bench_loading.py --root CUB_200_2011          # CPU, or the GPU if there is one
+    python benchmarks/bench_loading.py --root DIR --dataset folder
+
+The same pictures, crops (scale 0.16-1, ratio 3/4-4/3), flips and normalisation for all. Rounds alternate between
+the methods and the median is kept. Writes benchmarks/results/loading_<device>.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import functools
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from roadmap.data import Batches, Pack, Records, dataset, training_batches
+from roadmap.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from roadmap.data.checking import checked
+from roadmap.data.packing import pack
+from roadmap.data.samplers import MPerClass
+
+SIZE = 224
+COLUMNS = ["method", "pictures_per_second", "ratio_to_baseline", "pictures", "batch", "size", "workers"]
+COLUMNS += ["device", "hardware", "torch", "commit", "date"]
+
+
+def rate(batches: Iterable[object], count: int, batch: int, device: torch.device, warm: int = 4) -> float:
+    """Pictures a second over `count` batches after `warm` of them; the device has finished at both ends."""
+    started = 0.0
+    for done, _ in enumerate(batches):
+        if done in (warm, warm + count):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if done > warm:
+                return count * batch / (time.perf_counter() - started)
+            started = time.perf_counter()
+    raise SystemExit(f"too few pictures for {warm + count} batches of {batch}; use a smaller --batch or --batches")
+
+
+def endless(batches: Batches) -> Iterator[object]:
+    while True:
+        yield from batches
+
+
+def image_folder(root: Path, batch: int, workers: int, device: torch.device) -> Iterator[object]:
+    """The plain way: decode every file every time, in worker processes."""
+    from torchvision import transforms as tv
+    from torchvision.datasets import ImageFolder
+
+    steps = [tv.RandomResizedCrop(SIZE, scale=(0.16, 1.0)), tv.RandomHorizontalFlip(), tv.ToTensor()]
+    folder = ImageFolder(str(root), tv.Compose([*steps, tv.Normalize(IMAGENET_MEAN, IMAGENET_STD)]))
+    loader = torch.utils.data.DataLoader(
+        folder,
+        batch,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        drop_last=True,
+        persistent_workers=True,
+    )
+    while True:
+        for images, labels in loader:
+            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def packed(records: Records, pictures: Pack, place: str, batch: int, workers: int, device: torch.device) -> Batches:
+    sampler = MPerClass(records.labels, batch)
+    return training_batches(
+        records,
+        sampler,
+        pictures=pictures,
+        device=device,
+        workers=workers,
+        place=place,  # type: ignore[arg-type]
+    )
+
+
+def packing_rates(records: Records, folder: Path, workers: int) -> tuple[dict[str, float], Pack]:
+    """Pictures a second decoded and dropped, and decoded and packed, by the same number of processes."""
+    started = time.perf_counter()
+    checked_alone = checked(_without_splits(records), workers=workers)
+    decoding = len(records) / (time.perf_counter() - started)
+    assert checked_alone.decoded
+    started = time.perf_counter()
+    pictures = pack(records, folder=folder, workers=workers, progress=False)
+    return {"decode only": decoding, "pack": len(records) / (time.perf_counter() - started)}, pictures
+
+
+def _without_splits(records: Records) -> Records:
+    """So that `checked` decodes and does nothing else."""
+    return dataclasses.replace(records, splits=None)
+
+
+def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> dict[str, float]:
+    device, batch, workers = torch.device(arguments.device), arguments.batch, arguments.workers
+    rates, pictures = packing_rates(records, folder, workers)
+    for name, value in rates.items():
+        print(f"{name:32s} {value:12,.0f} pictures/s", flush=True)
+    pictures = pictures.aligned(records)
+    ways: dict[str, Callable[[], Iterator[object]]] = {
+        "ImageFolder + DataLoader": functools.partial(image_folder, arguments.folder, batch, workers, device)
+    }
+    if device.type == "cpu":
+        ways["pack, CPU threads"] = lambda: endless(packed(records, pictures, "auto", batch, workers, device))
+    else:
+        ways["pack, resident on GPU"] = lambda: endless(packed(records, pictures, "resident", batch, workers, device))
+        ways["pack, streamed"] = lambda: endless(packed(records, pictures, "streamed", batch, workers, device))
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(arguments.rounds):
+        for name, way in ways.items():
+            few = arguments.batches if "DataLoader" in name else arguments.batches * 4
+            found[name].append(rate(way(), few, batch, device))
+            print(f"{name:32s} {found[name][-1]:12,.0f} pictures/s", flush=True)
+    return rates | {name: statistics.median(values) for name, values in found.items()}
+
+
+def hardware(device: torch.device) -> str:
+    cores = f"{os.cpu_count()} cores {_processor()}"
+    return f"{torch.cuda.get_device_name(device)}, {cores}" if device.type == "cuda" else cores
+
+
+def _processor() -> str:
+    try:
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        return names[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def written(path: Path, rates: dict[str, float], arguments: argparse.Namespace, pictures: int) -> None:
+    baseline = dict.fromkeys(rates, rates["ImageFolder + DataLoader"])
+    baseline |= {"pack": rates["decode only"], "decode only": rates["decode only"]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for name, value in rates.items():
+            facts = [pictures, arguments.batch, SIZE, arguments.workers, arguments.device]
+            about = [hardware(torch.device(arguments.device)), torch.__version__, commit(), date.today().isoformat()]
+            writer.writerow([name, f"{value:.0f}", f"{value / baseline[name]:.2f}", *facts, *about])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="folder of the dataset")
+    parser.add_argument("--dataset", default="cub", help="cub, or folder for a folder per class")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batches", type=int, default=20, help="timed batches of the DataLoader; packs take 4 x")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pack", type=Path, help="where to pack; a temporary folder by default")
+    parser.add_argument("--out", type=Path, help="CSV file")
+    arguments = parser.parse_args()
+    records = dataset(arguments.dataset, arguments.root)
+    arguments.folder = records.root / "images" if arguments.dataset == "cub" else records.root
+    device = torch.device(arguments.device).type
+    out = arguments.out or Path(__file__).parent / "results" / f"loading_{device}.csv"
+    with tempfile.TemporaryDirectory() as temporary:
+        rates = measured(arguments, records, arguments.pack or Path(temporary))
+    written(out, rates, arguments, len(records))
+    print(out.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The same pictures and crops whichever way they are delivered; exact resume; skipped pictures are counted."""
+
+from __future__ import annotations
+
+import logging
+
+import layouts
+import numpy as np
+import pytest
+import torch
+
+from roadmap.data.augment import CentreCrop, RandomCrop, cpu_crop
+from roadmap.data.datasets import dataset
+from roadmap.data.delivery import Request, Resident, Streamed, Threaded
+from roadmap.data.images import PictureError, picture
+from roadmap.data.loading import evaluation_batches, pack_or_offer, training_batches
+from roadmap.data.packing import pack
+from roadmap.data.packs import fresh_pack
+from roadmap.data.samplers import MPerClass
+
+CROP = RandomCrop(24)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
+    root = layouts.folder_layout(tmp_path / "pictures", classes=4, pictures=3, size=(40, 30))
+    layouts.write_picture(root / "class_2" / "tall.png", 7, (20, 70))
+    return dataset("folder", root)
+
+
+@pytest.fixture
+def pictures(records):
+    return pack(records, 256, workers=0, progress=False)
+
+
+def requests(records, count=3):
+    sampler = MPerClass(records.labels, 6, 3, count)
+    return [Request(k, batch, CROP.draws(6, 0, k)) for k, batch in enumerate(sampler.epoch_batches(0))]
+
+
+@pytest.mark.parametrize("way", ["resident", "streamed", "threaded"])
+def test_every_way_delivers_the_same_crops(way, records, pictures):
+    source = {
+        "resident": lambda: Resident(pictures, CROP, CPU),
+        "streamed": lambda: Streamed(pictures, CROP, CPU, threads=2, ahead=2),
+        "threaded": lambda: Threaded(pictures, CROP, threads=2),
+    }[way]()
+    asked = requests(records)
+    delivered = list(source(iter(asked)))
+    assert [d.request.position for d in delivered] == [0, 1, 2]
+    for request, delivery in zip(asked, delivered, strict=True):
+        assert delivery.indices.tolist() == request.indices.tolist()
+        heights, widths = pictures.heights[request.indices], pictures.widths[request.indices]
+        windows = CROP.windows(heights, widths, request.draws)
+        for place, index in enumerate(request.indices):
+            levels = cpu_crop(picture(records.path(int(index))), windows, place, 24).float()
+            mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CROP.mean, CROP.std))
+            expected = (levels / 255 - mean) / std
+            assert (delivery.images[place] - expected).abs().max() < 1.1 / 255 / 0.22  # a level
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["resident", "streamed"])
+def test_the_gpu_delivers_what_the_cpu_does(place, records, pictures):
+    batches = {}
+    for device in ("cpu", "cuda"):
+        sampler = MPerClass(records.labels, 6, 3, 12)
+        loaded = training_batches(records, sampler, CROP, pictures, device, place=place)
+        batches[device] = [tuple(part.cpu() for part in batch) for batch in loaded]
+    for ours, theirs in zip(batches["cpu"], batches["cuda"], strict=True):
+        assert (ours[0] - theirs[0]).abs().max() < 1.3 / 255 / 0.22
+        assert torch.equal(ours[1], theirs[1])
+        assert torch.equal(ours[2], theirs[2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_and_pack_deliver_the_same_batches(workers, records, pictures):
+    loaded = []
+    for source in (None, pictures):
+        sampler = MPerClass(records.labels, 6, 3, 3)
+        loaded.append(list(training_batches(records, sampler, CROP, source, workers=workers)))
+    for from_files, from_pack in zip(*loaded, strict=True):
+        torch.testing.assert_close(from_files.images, from_pack.images, atol=1e-5, rtol=0)
+        assert torch.equal(from_files.labels, from_pack.labels)
+        assert from_files.labels.tolist() == records.labels[from_files.indices.numpy()].tolist()
+        assert from_files.images.shape == (6, 3, 24, 24)
+
+
+def test_resuming_gives_the_batches_that_were_to_come(records, pictures):
+    def batches(position):
+        sampler = MPerClass(records.labels, 6, 3, 4)
+        sampler.position = position
+        loaded = training_batches(records, sampler, CROP, pictures, seed=5)
+        return sampler, [batch for _ in range(2) for batch in loaded]
+
+    _, whole = batches(0)
+    sampler, rest = batches(3)
+    assert sampler.position == 8
+    assert len(rest) == 1 + 4
+    for ours, theirs in zip(rest, whole[3:], strict=True):
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.indices, theirs.indices)
+
+
+def test_the_position_counts_what_was_handed_out_and_not_what_is_prepared(records, pictures):
+    sampler = MPerClass(records.labels, 6, 3, 10)
+    loaded = iter(training_batches(records, sampler, CROP, pictures))
+    for expected in (1, 2, 3):
+        next(loaded)
+        assert sampler.position == expected
+    loaded.close()
+
+
+def test_ranks_together_see_the_global_batch_with_the_same_crops(records, pictures):
+    def images(world_size, rank):
+        sampler = MPerClass(records.labels, 6, 3, 2, world_size=world_size, rank=rank)
+        return [batch.images for batch in training_batches(records, sampler, CROP, pictures)]
+
+    alone = images(1, 0)
+    shared = [torch.cat(parts) for parts in zip(images(2, 0), images(2, 1), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+def test_seeds_give_other_crops_of_the_same_pictures(records, pictures):
+    def first(seed):
+        return next(iter(training_batches(records, MPerClass(records.labels, 6, 3), CROP, pictures, seed=seed)))
+
+    a, b = first(0), first(1)
+    assert torch.equal(a.indices, b.indices)
+    assert not torch.equal(a.images, b.images)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_evaluation_sees_every_picture_once_in_order(packed, records, pictures):
+    batches = evaluation_batches(records, CentreCrop(16, 20), 5, pictures if packed else None, workers=0 or None)
+    seen = list(batches)
+    assert len(batches) == len(seen) == 3
+    assert torch.cat([b.indices for b in seen]).tolist() == list(range(13))
+    assert torch.cat([b.labels for b in seen]).tolist() == records.labels.tolist()
+    assert seen[-1].images.shape == (3, 3, 16, 16)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_picture_that_cannot_be_decoded_is_raised_or_skipped_and_counted(packed, records):
+    records.path(4).write_bytes(b"not a picture")
+    pictures = pack(records, 256, workers=0, on_error="skip", progress=False) if packed else None
+    with pytest.raises(PictureError, match=records.paths[4]):
+        list(evaluation_batches(records, CentreCrop(16, 20), 5, pictures, workers=1 if packed else 0))
+    batches = evaluation_batches(records, CentreCrop(16, 20), 5, pictures, workers=1 if packed else 0, on_error="skip")
+    seen = torch.cat([batch.indices for batch in batches]).tolist()
+    assert seen == [i for i in range(13) if i != 4]
+    assert batches.skipped == {records.paths[4]: "not a picture that Pillow can read"}
+
+
+def test_a_batch_whose_pictures_are_all_skipped_is_empty(records):
+    for i in range(13):
+        records.path(i).write_bytes(b"x")
+    for source in (None, pack(records, 256, workers=0, on_error="skip", progress=False)):
+        (batch,) = evaluation_batches(records, CentreCrop(16, 20), 13, source, workers=0, on_error="skip")
+        assert batch.images.shape[0] == len(batch.labels) == 0
+
+
+def test_the_pack_is_used_when_there_or_offered(records, caplog):
+    asked = []
+    with caplog.at_level(logging.WARNING, "roadmap.data"):
+        assert pack_or_offer(records) is None
+    assert "decodes 13 files again" in caplog.text
+    assert "roadmap data pack" in caplog.text
+    assert pack_or_offer(records, confirm=lambda text: bool(asked.append(text))) is None
+    assert "Make one now?" in asked[0]
+    made = pack_or_offer(records, confirm=lambda text: True)
+    assert len(made) == 13
+    assert pack_or_offer(records).folder == made.folder == fresh_pack(records, 256).folder
+
+
+def test_what_is_refused_says_why(records, pictures):
+    sampler = MPerClass(records.labels, 6, 3)
+    with pytest.raises(ValueError, match=r"holds 13 pictures for 4 records; align it"):
+        training_batches(records.select([0, 1, 2, 3]), sampler, CROP, pictures)
+    with pytest.raises(ValueError, match="on_error must be 'raise' or 'skip', got 'ignore'"):
+        training_batches(records, sampler, CROP, pictures, on_error="ignore")
+    with pytest.raises(ValueError, match="place must be 'auto', 'resident' or 'streamed', got 'moon'"):
+        training_batches(records, sampler, CROP, pictures, place="moon")
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        evaluation_batches(records, batch_size=0)
+    with pytest.raises(ValueError, match="random crops need their draws"):
+        next(Threaded(pictures, CROP)(iter([Request(0, np.asarray([0]), None)])))

@@ -1,0 +1,108 @@
+"""Records: selection, splits by class, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roadmap.data.records import Records, numbered
+
+
+def records(labels, **fields) -> Records:
+    labels = np.asarray(labels)
+    names = tuple(f"c{i}" for i in range(int(labels.max(initial=0)) + 1))
+    fields = {"class_names": names, **fields}
+    return Records("toy", "somewhere", tuple(f"{i}.jpg" for i in range(len(labels))), labels, **fields)
+
+
+def test_select_by_mask_and_by_position_agree():
+    whole = records([0, 1, 1, 2], boxes=np.arange(16.0).reshape(4, 4), categories=[0, 1, 1, 0], splits=["train"] * 4)
+    by_mask = whole.select([False, True, False, True])
+    by_position = whole.select([1, 3])
+    assert by_mask.as_dict() == by_position.as_dict()
+    assert by_mask.paths == ("1.jpg", "3.jpg")
+    assert by_mask.boxes[1].tolist() == [12, 13, 14, 15]
+    assert whole.select([3, 0]).labels.tolist() == [2, 0]
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=80), st.floats(0.05, 0.95), st.integers(0, 5))
+def test_a_class_is_never_on_both_sides(labels, test, seed):
+    if len(set(labels)) < 2:
+        labels = [*labels, 31]
+    split = records(labels).split_by_class(test, seed)
+    train, held = (set(split.labels[split.splits == side].tolist()) for side in ("train", "test"))
+    assert not train & held
+    assert train | held == set(labels)
+    assert abs(len(held) - test * len(set(labels))) < 1 or len(held) == 1
+    assert split.splits.tolist() == records(labels).split_by_class(test, seed).splits.tolist()
+
+
+def test_every_category_has_its_share_of_test_classes():
+    labels = np.repeat(np.arange(60), 2)
+    split = records(labels, categories=labels // 20, category_names=("a", "b", "c")).split_by_class(0.3)
+    held = split.split("test")
+    assert [len(np.unique(held.labels[held.categories == c])) for c in range(3)] == [6, 6, 6]
+
+
+def test_seeds_draw_different_classes():
+    labels = np.arange(40)
+    draws = {tuple(records(labels).split_by_class(0.5, seed).splits) for seed in range(20)}
+    assert len(draws) == 20
+
+
+def test_validation_is_taken_from_training_classes_only():
+    split = records(np.repeat(np.arange(20), 3)).split_by_class(0.5)
+    held = split.hold_out_classes(0.2)
+    assert held.splits[split.splits == "test"].tolist() == ["test"] * 30
+    assert len(np.unique(held.split("val").labels)) == 2
+    assert set(held.split("val").labels.tolist()).isdisjoint(held.split("train").labels.tolist())
+
+
+def test_singletons_by_hand():
+    assert records([3, 1, 1, 0, 3, 2]).singletons().tolist() == [0, 2]
+
+
+def test_json_round_trip(tmp_path):
+    whole = records(
+        [0, 1, -1],
+        boxes=[[0, 1, 2, 3], [np.nan] * 4, [4, 5, 6, 7]],
+        crop=True,
+        splits=["query", "query", "gallery"],
+        ground_truth=({"easy": np.asarray([0])},),
+        notes=("said",),
+    )
+    whole.save(tmp_path / "r.json")
+    back = Records.load(tmp_path / "r.json")
+    assert str(back.as_dict()) == str(whole.as_dict())  # text, because NaN is not equal to itself
+    assert back.box(0) == (0, 1, 2, 3)
+    assert back.box(1) is None
+
+
+def test_the_fingerprint_follows_pictures_and_not_labels():
+    assert records([0, 1]).fingerprint() == records([1, 0]).fingerprint()
+    assert records([0, 1]).fingerprint() != records([0, 1, 1]).fingerprint()
+
+
+def test_names_are_numbered_in_order_and_integers_as_numbers():
+    labels, names = numbered(["10", "9", "b", "9", "a"])
+    assert names == ("9", "10", "a", "b")
+    assert labels.tolist() == [1, 0, 3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: records([0, 1], boxes=np.zeros((2, 3))), r"boxes has shape \(2, 3\) but 2 pictures need \(2, 4\)"),
+        (lambda: records([0, 1], splits=["train", "tset"]), r"unknown splits \['tset'\]; allowed are train"),
+        (lambda: records([0, 5], class_names=("a",)), r"labels must lie in 0..0 \(or -1\), got 0..5"),
+        (lambda: records([0, 1]).split("test"), r"toy has no split \['test'\]; it has \[\]; make one"),
+        (lambda: records([0, 0]).split_by_class(), "at least 2 classes, toy has 1"),
+        (lambda: records([0, 1]).split_by_class(1.0), "strictly between 0 and 1, got 1.0"),
+        (lambda: records([0, 1]).hold_out_classes(), r"make them with split_by_class\(\)"),
+    ],
+)
+def test_what_is_refused_says_why(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
