@@ -1,0 +1,71 @@
+"""Embeddings -> protocol -> {name: value}."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from roadmap.embed import Embeddings
+from roadmap.metrics import GroundTruth, retrieval_metrics, revisited_metrics_of_vectors
+from roadmap.metrics.counted import Ties
+
+
+def retrieval_evaluation(
+    queries: Embeddings,
+    gallery: Embeddings | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    ties: Ties = "pessimistic",
+    memory: int = 512 << 20,
+    progress: bool | None = None,
+) -> dict[str, float]:
+    """`retrieval_metrics` of saved embeddings: among themselves, or against a gallery.
+
+    A query whose id is in the gallery does not find itself; without ids on both sides nothing is left out.
+    """
+    options = {"ks": ks, "ties": ties, "memory": memory, "progress": progress}
+    if gallery is None:
+        return retrieval_metrics(queries.vectors, queries.labels, **options)  # type: ignore[call-overload, no-any-return]
+    return retrieval_metrics(  # type: ignore[call-overload, no-any-return]
+        queries.vectors,
+        queries.labels,
+        gallery.vectors,
+        gallery.labels,
+        query_index=query_index(queries, gallery),
+        **options,
+    )
+
+
+def query_index(queries: Embeddings, gallery: Embeddings) -> Tensor | None:
+    """Where each query stands in the gallery, by id; -1: not there; None: one of the two has no ids."""
+    if queries.ids is None or gallery.ids is None:
+        return None
+    place = {name: j for j, name in enumerate(gallery.ids)}
+    return torch.tensor([place.get(name, -1) for name in queries.ids])
+
+
+def revisited_evaluation(queries: Embeddings, database: Embeddings, truth: GroundTruth) -> dict[str, float]:
+    """Easy, Medium and Hard in one flat dict, such as "medium trapezoidal mAP".
+
+    Where both sides have ids and the ground truth has names, rows are put into its order by name; else they must
+    stand in it already.
+    """
+    q = _in_order(queries, truth.queries, "queries")
+    d = _in_order(database, truth.images, "database")
+    settings = revisited_metrics_of_vectors(q.vectors, d.vectors, truth)
+    return {f"{setting} {name}": value for setting, values in settings.items() for name, value in values.items()}
+
+
+def _in_order(embeddings: Embeddings, names: Sequence[str], what: str) -> Embeddings:
+    if embeddings.ids is None or not names:
+        return embeddings
+    place = {name: i for i, name in enumerate(embeddings.ids)}
+    missing = [name for name in names if name not in place]
+    if missing:
+        raise ValueError(
+            f"the {what} embeddings lack {len(missing)} images of the ground truth, the first {missing[0]!r}; "
+            "their ids must be the names of its image list"
+        )
+    order = torch.tensor([place[name] for name in names])
+    return Embeddings(embeddings.vectors[order], embeddings.labels[order], tuple(names))
