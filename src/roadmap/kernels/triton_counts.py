@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """The two functions of `roadmap.kernels.counts` as Triton kernels: scores live in registers, counts leave.
 
 One program owns a block of queries and a share of the gallery. It computes a tile of scores, compares it with the

@@ -9,8 +9,8 @@ from torch import Tensor
 
 Vectors = Tensor | ArrayLike
 
-# Rows normalised at a time, in float64: bounds the memory beside the result.
-ROWS = 4096
+# Numbers normalised at a time, in float64: bounds the memory beside the result.
+AT_ONCE = 1 << 18
 
 
 def unit_vectors(vectors: Vectors, name: str) -> Tensor:
@@ -28,12 +28,13 @@ def unit_vectors(vectors: Vectors, name: str) -> Tensor:
     given = given.detach()
     dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
     unit = torch.empty(given.shape, dtype=dtype, device=given.device)
-    for top in range(0, len(given), ROWS):
-        rows = given[top : top + ROWS].to(torch.float64)
+    height = max(1, (AT_ONCE if given.device.type == "cpu" else 64 * AT_ONCE) // given.shape[1])
+    for top in range(0, len(given), height):
+        rows = given[top : top + height].to(torch.float64)
         largest = rows.abs().amax(1)
         _check_direction(largest, name, top)
         rows = rows / largest[:, None]  # squares neither overflow nor vanish
-        unit[top : top + ROWS] = rows / fixed_order_sum(rows * rows).sqrt()[:, None]
+        unit[top : top + height] = rows / fixed_order_sum(rows * rows).sqrt()[:, None]
     return unit
 
 
