@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from roadmap.losses import average_precision, saturation_point
-from roadmap.losses.rank_ap import h_minus, heaviside
+from roadmap.losses.rank_ap import h_minus, heaviside, plain_average_precision
 
 HERE = Path(__file__).parent
 TAU, RHO = 0.01, 100.0
@@ -41,14 +41,10 @@ PANELS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 def loss_and_gradient(panel: str) -> tuple[float, list[float]]:
     """1 - AP with the H⁺ and H⁻ of `panel`, and its gradient with respect to the three scores."""
     h_pos, h_neg = PANELS[panel]
-    s = torch.tensor(SCORES, dtype=torch.float64, requires_grad=True)
-    precisions = []
-    for k, other in ((0, 1), (1, 0)):
-        rank_pos = 1 + h_pos(s[other] - s[k])
-        precisions.append(rank_pos / (rank_pos + h_neg(s[2] - s[k])))
-    loss = 1 - (precisions[0] + precisions[1]) / 2
+    s = torch.tensor([SCORES], dtype=torch.float64, requires_grad=True)
+    loss = 1 - plain_average_precision(s, POSITIVES, ~POSITIVES, h_pos, h_neg).sum()
     (gradient,) = torch.autograd.grad(loss, s)
-    return float(loss.detach()), gradient.tolist()
+    return float(loss.detach()), gradient[0].tolist()
 
 
 def exact_loss() -> float:

@@ -1,0 +1,139 @@
+"""The README is true: its code runs, its commands are what they say, its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+LOSSES = ["ROADMAP", "SupAP", "Calibration", "SmoothAP", "FastAP", "SoftBinAP", "BlackBoxAP", "average_precision"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors this small only lose by being shared out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def recipe(target: str) -> list[str]:
+    """The commands that make runs for `target` once everything is installed."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    # An old file cannot be newer than the stamp: only the target's own recipe is left.
+    dry = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.installed", target]
+    # A make that runs these tests passes its own flags on, which would confuse this one.
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    done = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True, env=environment)
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def test_its_code_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(blocks("python")) == 2
+    names: dict[str, Any] = {}
+    for block in blocks("python"):  # one after the other, as a reader would
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["value"].item() > 0
+    assert names["model"].weight.grad.abs().max() > 0
+    assert "'mAP@R':" in capsys.readouterr().out
+
+
+def test_its_loop_trains() -> None:
+    """The same code, given batches that can be learnt, lowers the loss."""
+    code = blocks("python")[0].replace("range(3)", "range(1)")
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("in batches:", "in batches * 40:"), "README.md", "exec"), names)
+    pictures, labels = names["batches"][0]
+    fresh = type(names["model"])(64, 16)
+    assert names["loss"](names["model"](pictures), labels) < names["loss"](fresh(pictures), labels) / 2
+
+
+def test_these_are_its_commands() -> None:
+    assert commands() == ["make demo", "make test", "pip install ."]
+
+
+def test_make_demo_runs(tmp_path: Path) -> None:
+    """What `make demo` runs, with fewer steps and into a folder of this test."""
+    (line,) = recipe("demo")
+    words = shlex.split(line)
+    assert words == [".venv/bin/python", "-m", "roadmap.demo", "--out", "demo"]
+    words[0], words[-1] = sys.executable, str(tmp_path)
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [*words, "--epochs", "1", "--seeds", "1"], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo.png").stat().st_size > 50_000
+    assert "AP, whole set" in done.stdout
+    assert str(tmp_path / "demo.png") in done.stdout
+
+
+def test_make_test_checks_style_types_and_tests_and_is_what_runs_elsewhere() -> None:
+    lines = recipe("test")
+    assert lines[-1] == ".venv/bin/python -m pytest"
+    assert [Path(line.split()[0]).name for line in lines[:-1]] == ["ruff", "ruff", "mypy"]
+    script = ROOT / ".ci" / "run"
+    assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+    assert os.access(script, os.X_OK)
+
+
+def test_each_target_installs_first() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    install = re.search(r"^\$\(STAMP\): pyproject.toml constraints.txt\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert install is not None
+    assert "-m venv" in install[1]
+    assert "--constraint constraints.txt --editable '.[dev]'" in install[1]
+    for target, first in (("demo", "$(STAMP)"), ("lint", "$(STAMP)"), ("test", "lint")):
+        assert re.search(rf"^{target}: {re.escape(first)}", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    missing = [t for t in targets if "://" not in t and not (page.parent / t.partition("#")[0]).exists()]
+    assert missing == []
+
+
+def test_what_it_says_is_here_can_be_imported() -> None:
+    import roadmap.losses
+
+    for name in LOSSES:
+        assert f"`{name}`" in README
+        assert hasattr(roadmap.losses, name)
+    for module in re.findall(r"`(roadmap(?:\.\w+)+)`", README):
+        path = ROOT / "src" / module.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), module
+
+
+def test_constraints_pin_every_requirement_exactly_and_name_no_address() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    for line in lines:
+        assert re.fullmatch(r'[a-z0-9.-]+==[\w.]+( ; python_version (<|>=) "3\.\d+")?', line), line
+    pinned = {line.partition("==")[0] for line in lines}
+    requirements = re.findall(r'"([A-Za-z][\w.-]*)>=[\d.]+"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {"torch", "numpy", "pytest"} <= set(requirements)
+    assert {name.lower().replace("_", "-") for name in requirements} <= pinned
