@@ -141,6 +141,13 @@ def test_eq_8_as_printed_is_negative() -> None:
     assert eq_8([2, 2, 2], [2, 2, 2], ends=[2, 2, 2]) == pytest.approx(0.262963, abs=1e-6)
 
 
+def test_eq_8_depends_on_the_order_of_unlike_batches() -> None:
+    only_positives, mixed = ([0.2, 0.1], []), ([0.9], [0.8, 0.7, 0.6])
+    assert gap(only_positives, mixed) == pytest.approx(1 - (1 + 2 / 5 + 3 / 6) / 3)
+    assert eq_8([2, 1], [0, 3], ends=[2, 1]) == 0  # no bound in this order
+    assert eq_8([1, 2], [3, 0], ends=[1, 2]) == pytest.approx(gap(only_positives, mixed))
+
+
 def test_eq_9_depends_on_the_order_of_the_batches() -> None:
     low, high = ([0.37], [0.10]), ([0.93], [0.56])
     assert gap(low, high) == pytest.approx(1 / 6)
