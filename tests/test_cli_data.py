@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 
 import layouts
 
-from roadmap.cli_data import app
-from roadmap.data.datasets import SOURCES, dataset
+import roadmap.cli
+from roadmap.cli_data import GLYPH_SIZE, NAMES, app
+from roadmap.data.datasets import READERS, SOURCES, dataset
+from roadmap.data.glyphs import SIZE
 from roadmap.data.packs import fresh_pack
 
 
@@ -25,6 +28,21 @@ def called(tmp_path, monkeypatch):
         return CliRunner().invoke(app, [str(a) for a in arguments])
 
     return call
+
+
+def test_what_the_help_says_is_what_there_is(called):
+    assert list(READERS) == NAMES
+    assert GLYPH_SIZE == SIZE
+    assert called("check", "--help").exit_code == 0
+
+
+def test_the_command_is_mounted_and_imports_nothing_before_it_runs():
+    code = "import sys, roadmap.cli; print([m for m in ('PIL', 'torchvision', 'matplotlib') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    result = CliRunner().invoke(roadmap.cli.app, ["data", "--help"])
+    assert result.exit_code == 0
+    assert "pack" in result.output
 
 
 def test_check_passes_a_good_folder(called, tmp_path):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from roadmap.cli_data import app as data_app
+
 if TYPE_CHECKING:
     from roadmap.embed import Embeddings
 
@@ -20,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(data_app, name="data")
 
 
 @app.callback()

@@ -1,24 +1,22 @@
-"""`roadmap data`: check a dataset, pack its pictures, draw the built-in one."""
+"""`roadmap data`: check a dataset, pack its pictures, draw the built-in one. Imports wait until a verb runs."""
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.data import packing
-from roadmap.data.checking import checked
-from roadmap.data.datasets import READERS, SOURCES, dataset, explanation
-from roadmap.data.glyphs import SIZE, export, glyphs
-from roadmap.data.images import PictureError
-from roadmap.data.packs import pack_folder
-from roadmap.data.records import Records
+if TYPE_CHECKING:
+    from roadmap.data.packing import OnError as Mode
+    from roadmap.data.records import Records
 
 app = typer.Typer(help="Datasets and pictures: check, pack, draw.", no_args_is_help=True)
 
 NOT_USABLE, NOT_FOUND = 1, 2
+NAMES = ["glyphs", "cub", "sop", "inaturalist", "inshop", "cars", "sfm120k", "roxford5k", "rparis6k", "folder", "table"]
+GLYPH_SIZE = 32
 
 
 class OnError(str, Enum):
@@ -28,7 +26,7 @@ class OnError(str, Enum):
     skip = "skip"
 
 
-Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(READERS)}.")]
+Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")]
 Root = Annotated[Path, typer.Argument(help="Folder of the dataset as its archives unpack; for `table`, the file.")]
 Workers = Annotated[int | None, typer.Option(help="Processes; as many as cores by default.")]
 
@@ -45,6 +43,9 @@ def check(
 
     Exit code 0: usable. 1: counts differ, or files are missing or unreadable. 2: not found.
     """
+    from roadmap.data.checking import checked
+    from roadmap.data.datasets import SOURCES, explanation
+
     report = checked(_read(name, root), decode, workers, progress=not quiet)
     for line in report.lines():
         typer.echo(line)
@@ -68,13 +69,16 @@ def pack(
 
     An interrupted pack continues where it stopped; changed files are packed again.
     """
+    from roadmap.data.images import PictureError
+    from roadmap.data.packing import pack as packed
+
     records = _read(name, root)
     if (records.root / "pack.json").is_file():
         typer.echo(f"{records.name} is kept as a pack already: {records.root}")
         return
-    mode: packing.OnError = "skip" if on_error is OnError.skip else "raise"
+    mode: Mode = "skip" if on_error is OnError.skip else "raise"
     try:
-        made = packing.pack(records, side, out or pack_folder(records, side), workers, mode, progress=not quiet)
+        made = packed(records, side, out, workers, mode, progress=not quiet)
     except PictureError as error:
         typer.echo(f"stopped: {error}. Repair or remove it, or use --on-error skip.", err=True)
         raise typer.Exit(NOT_USABLE) from None
@@ -86,15 +90,19 @@ def pack(
 @app.command("glyphs")
 def draw(
     out: Annotated[Path, typer.Argument(help="Folder for train/SCRIPT/CHARACTER/FACE.png and test/...")],
-    size: Annotated[int, typer.Option(help="Side of the pictures in pixels.", min=16)] = SIZE,
+    size: Annotated[int, typer.Option(help="Side of the pictures in pixels.", min=16)] = GLYPH_SIZE,
 ) -> None:
     """Write the built-in dataset as PNG files in a folder per class, to try what you would do with your own."""
+    from roadmap.data.glyphs import export, glyphs
+
     records = glyphs(size=size)
     export(records, out)
     typer.echo(f"wrote {len(records):,} pictures of {len(records.class_names):,} characters to {out}")
 
 
 def _read(name: str, root: Path) -> Records:
+    from roadmap.data.datasets import dataset
+
     try:
         return dataset(name, root)
     except FileNotFoundError as error:
@@ -102,4 +110,4 @@ def _read(name: str, root: Path) -> Records:
         raise typer.Exit(NOT_FOUND) from None
     except (ValueError, ImportError) as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(NOT_FOUND if name not in READERS else NOT_USABLE) from None
+        raise typer.Exit(NOT_FOUND if name not in NAMES else NOT_USABLE) from None

@@ -89,6 +89,13 @@ def test_the_same_picture_in_train_and_test_is_found_by_content(tmp_path):
     assert report.usable
 
 
+def test_a_single_copy_is_enough(tmp_path):
+    layouts.write_picture(tmp_path / "train/a/1.png", 1, (30, 30))
+    layouts.write_picture(tmp_path / "test/b/other.png", 2, (20, 20))
+    shutil.copy(tmp_path / "train/a/1.png", tmp_path / "test/b/copy.png")
+    assert checked(dataset("folder", tmp_path), workers=0).leaks == (("train/a/1.png", "test/b/copy.png"),)
+
+
 def test_long_lists_are_cut(tmp_path):
     records = dataset("folder", layouts.folder_layout(tmp_path, classes=5, pictures=5))
     for i in range(25):

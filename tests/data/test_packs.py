@@ -218,6 +218,25 @@ def holding_objects(path):
     np.save(path, np.asarray([{}], dtype=object), allow_pickle=True)
 
 
+class Runs:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_nothing_in_an_index_is_run(records, tmp_path):
+    made = pack(records, 20, workers=0, progress=False)
+    index = next(made.folder.glob("index-*.npy"))
+    np.save(index, np.asarray([Runs(tmp_path / "ran")], dtype=object), allow_pickle=True)
+    with pytest.raises(PackError, match="is damaged"):
+        Pack.open(made.folder)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_json_damage(records):
     folder = pack(records, 20, workers=0, progress=False).folder
     (folder / "pack.json").write_text("{")
