@@ -13,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("roadmap", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("roadmap")
 
+# The tensors of the tests are tiny: more threads only wait for each other.
+torch.set_num_threads(1)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():

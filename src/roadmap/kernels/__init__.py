@@ -51,7 +51,8 @@ def runs_on_triton(x: Tensor) -> bool:
     return on_device and x.dtype != torch.float64 and x.numel() > 0 and _triton_installed()
 
 
-@torch.compiler.disable  # the kernels are opaque to the compiler: it ends its graph here and resumes after
+# The kernels are opaque to the compiler: it ends its graph before them and resumes after.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def loss_from_embeddings(
     queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor, rule: LossRule
 ) -> Tensor:
@@ -63,14 +64,14 @@ def loss_from_embeddings(
     return loss
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
     """AP_i under the rule's H⁺ and H⁻, (M,), with its derivative; 0 where P_i is empty. Float32 or float64 scores."""
     ap: Tensor = _ApFromScores.apply(scores, positives, negatives, rule)  # type: ignore[no-untyped-call]
     return ap
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def cosine_scores(queries: Tensor, gallery: Tensor | None) -> Tensor:
     """cos(q_i, g_j), (M, N) float32; `gallery` None compares the batch with itself. GPU only (`runs_on_triton`)."""
     scores: Tensor = _CosineScores.apply(queries, gallery)  # type: ignore[no-untyped-call]
@@ -160,8 +161,9 @@ class _CosineScores(torch.autograd.Function):
 
         queries, gallery = ctx.saved_tensors
         for_queries, for_gallery = ctx.needs_input_grad
+        q, g = ctx.units
         with torch.no_grad():
             dq, dg = triton_small.score_gradients(
-                grad.contiguous(), *ctx.units, queries if for_queries else None, gallery if for_gallery else None
+                grad.contiguous(), q, g, queries if for_queries else None, gallery if for_gallery else None
             )
         return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery)

@@ -27,8 +27,9 @@ def ap_and_slope(
     slope = torch.zeros_like(scores) if with_slope else None
     pair_query, pair_k = positives.nonzero(as_tuple=True)
     share = 1 / positives.sum(1).clamp(min=1).to(scores.dtype)  # 1/|P_i|
-    for block in torch.arange(len(pair_k), device=scores.device).split(max(1, BLOCK_ELEMENTS // max(N, 1))):
-        query, k = pair_query[block], pair_k[block]
+    height = max(1, BLOCK_ELEMENTS // max(N, 1))
+    for first in range(0, len(pair_k), height):
+        query, k = pair_query[first : first + height], pair_k[first : first + height]
         one_of_pair = torch.arange(len(k), device=k.device)
         pos, neg = positives[query], negatives[query]
         pos[one_of_pair, k] = False  # j ∈ P_i \ k

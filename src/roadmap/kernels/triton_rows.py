@@ -152,7 +152,7 @@ def _rank_rows(
                         before = tl.load(Slope + base + j, mask=j < N, other=0.0)
                         tl.store(Slope + base + j, before + grad, mask=j < N)
         tl.store(Stats + row, tl.where(size > 0, 1.0 - ap, 0.0))
-        tl.store(Stats + M + row, (size > 0).to(tl.float32))
+        tl.store(Stats + M + row, tl.where(size > 0, 1.0, 0.0))
 
 
 def ap_and_slope(

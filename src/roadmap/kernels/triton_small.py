@@ -13,7 +13,9 @@ from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton_math import DEPTH, score_tile
 from roadmap.kernels.triton_reduce import STATISTICS, embedding_gradient, reduced_loss
 from roadmap.kernels.triton_rows import launch_rows
-from roadmap.kernels.triton_units import UnitVectors, unit_vectors
+from roadmap.kernels.triton_units import TILE, UnitVectors, unit_vectors
+
+SMALL_TILES = 1 << 20  # scores up to which quarter tiles fill the GPU better than whole ones
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,17 @@ def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, tupl
     """(M, N) scores, and the unit vectors they came from."""
     q = unit_vectors(queries)
     g = q if gallery is None else unit_vectors(gallery)
+    return score_matrix(q, g), (q, g)
+
+
+def score_matrix(q: UnitVectors, g: UnitVectors) -> Tensor:
     M, N = len(q.norms), len(g.norms)
-    scores = torch.empty(M, N, device=queries.device, dtype=torch.float32)
-    _scores[(triton.cdiv(M, 64), triton.cdiv(N, 64))](
-        q.hi, q.lo, g.hi, g.lo, scores, M, N, DIM=q.dimensions, DEPTH=DEPTH, BM=64, BN=64, num_warps=4
+    tile, warps = (64, 4) if M * N <= SMALL_TILES else (TILE, 8)
+    scores = torch.empty(M, N, device=q.hi.device, dtype=torch.float32)
+    _scores[(triton.cdiv(M, tile), triton.cdiv(N, tile))](
+        q.hi, q.lo, g.hi, g.lo, scores, M, N, DIM=q.dimensions, DEPTH=DEPTH, BM=tile, BN=tile, num_warps=warps
     )
-    return scores, (q, g)
+    return scores
 
 
 def score_gradients(

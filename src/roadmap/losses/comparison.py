@@ -48,7 +48,8 @@ class Comparison:
         """s_ij = cos(q_i, x_j), (M, N), in float32 or better whatever autocast or TF32 settings say: tau is 0.01
         and a bfloat16 score near 0.9 is only good to 0.004."""
         if self._on_triton:
-            return cosine_scores(self.embeddings, self.ref_emb)
+            scores: Tensor = cosine_scores(self.embeddings, self.ref_emb)
+            return scores
         with torch.autocast(self.embeddings.device.type, enabled=False), _FullFloat32():
             queries = widened(self.embeddings) / self.norms[0][:, None]
             if self.ref_emb is None:
@@ -91,7 +92,8 @@ class Comparison:
         """The loss `rule` describes, straight from the embeddings, where a kernel takes this comparison."""
         if self.mined is not None or not self._on_triton:
             return None
-        return loss_from_embeddings(self.embeddings, self.query_labels, self.ref_emb, self.gallery_labels, rule)
+        loss: Tensor = loss_from_embeddings(self.embeddings, self.query_labels, self.ref_emb, self.gallery_labels, rule)
+        return loss
 
     @property
     def _on_triton(self) -> bool:

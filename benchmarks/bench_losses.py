@@ -1,0 +1,211 @@
+"""Rank losses side by side: time and peak memory of forward + backward against batch size.
+
+    python benchmarks/bench_losses.py                  # the device at hand
+    python benchmarks/bench_losses.py --device cpu
+
+Runs ours, the plain version (the equations by autograd) and pytorch-metric-learning's SmoothAP and FastAP in one
+process on the same embeddings, prints the README's table, and writes benchmarks/results/losses_<device>.csv. The floor
+of each of our rows is counted from rates measured in the same run (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from measure import cpu_peak_mib, provenance
+from torch import Tensor
+
+from roadmap.losses import ROADMAP, SmoothAP, SupAP, calibration
+from roadmap.losses.comparison import compared
+from roadmap.losses.rank_ap import h_minus, heaviside, mean_ap_loss, plain_average_precision, saturation_point
+
+DIMENSIONS = 512
+PER_CLASS = 4
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def plain_roadmap(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """ROADMAP by autograd over the equations as written."""
+    c = compared(embeddings, labels)
+    unit = torch.nn.functional.normalize(c.embeddings)
+    scores, positives, negatives = unit @ unit.T, c.positives(include_self=True), c.negatives
+    ap = plain_average_precision(
+        scores, positives, negatives, heaviside, lambda t: h_minus(t, 0.01, 100.0, saturation_point(0.01))
+    )
+    pairs = c.positives(include_self=False)
+    return 0.5 * mean_ap_loss(ap, positives) + 0.5 * calibration(scores, pairs, negatives)
+
+
+def peers() -> dict[str, Loss]:
+    try:
+        from pytorch_metric_learning.losses import FastAPLoss, SmoothAPLoss
+    except ImportError:
+        print("pytorch-metric-learning is not installed: its rows are left out")
+        return {}
+    return {"pml SmoothAP": SmoothAPLoss(), "pml FastAP": FastAPLoss()}
+
+
+def batch(size: int, device: str, dimensions: int = DIMENSIONS) -> tuple[Tensor, Tensor]:
+    """Half-trained embeddings: classes overlap, so that every branch of H⁻ is met. Labels are shuffled."""
+    generator = torch.Generator(device).manual_seed(size)
+    labels = torch.arange(size, device=device) // PER_CLASS
+    centres = torch.randn(size // PER_CLASS + 1, dimensions, device=device, generator=generator)
+    x = centres[labels] + 1.2 * torch.randn(size, dimensions, device=device, generator=generator)
+    order = torch.randperm(size, device=device, generator=generator)
+    return x[order].contiguous(), labels[order]
+
+
+def step_of(loss: Loss, x: Tensor, *rest: Tensor, **named: Tensor) -> Callable[[], None]:
+    x = x.detach().requires_grad_()
+
+    def step() -> None:
+        x.grad = None
+        loss(x, *rest, **named).backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def milliseconds(step: Callable[[], None], device: str, budget: float) -> float:
+    step()
+    if device == "cuda":
+        from triton.testing import do_bench
+
+        torch.cuda.synchronize()
+        return float(do_bench(step, warmup=50, rep=1000 * budget, return_mode="median"))
+    times = []
+    began = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - began < budget and len(times) < 200):
+        start = time.perf_counter()
+        step()
+        times.append(1000 * (time.perf_counter() - start))
+    return median(times)
+
+
+def peak_mib(step: Callable[[], None], device: str) -> float:
+    """Memory at its highest during a step, above what lay there before it."""
+    if device == "cuda":
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return cpu_peak_mib(step)
+
+
+def measured(name: str, step: Callable[[], None], size: int, device: str, budget: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"loss": name, "batch": size, "ms": "", "peak_mib": "", "status": "ok"}
+    try:
+        row["ms"] = round(milliseconds(step, device, budget), 4)
+        row["peak_mib"] = round(peak_mib(step, device), 1)
+    except torch.cuda.OutOfMemoryError:
+        row["status"] = "out of memory"
+        torch.cuda.empty_cache()
+    except (RuntimeError, ValueError) as error:
+        row["status"] = str(error).split("\n")[0][:80]
+    print(f"  {name:22s} {size:>7d} {row['ms']!s:>10} ms {row['peak_mib']!s:>9} MiB  {row['status']}", flush=True)
+    return row
+
+
+def rates() -> dict[str, float]:
+    """What this GPU reaches here and now: float32 scores per second by each route, and sigmoids per second."""
+    from gpu_rates import measured_rates
+
+    found = measured_rates()
+    for name, value in found.items():
+        print(f"  {name:42s} {value / 1e12:8.1f} T/s")
+    return found
+
+
+def floor_ms(M: int, N: int, pairs: int, found: dict[str, float], products: int) -> float:
+    """Matrix work at the rate of the best product of float32 accuracy, or the sigmoids: whichever takes longer.
+
+    `products` counts (M, N, D) products: scores forward and again backward, and one for each side with a gradient.
+    """
+    matrix = products * 2 * M * N * DIMENSIONS / max(found["float32 matmul (cuBLAS)"], found["split float16 matmul"])
+    sigmoids = 2 * pairs * N / found["sigmoids"]
+    return 1000 * max(matrix, sigmoids)
+
+
+def run(device: str, sizes: list[int], budget: float) -> list[dict[str, Any]]:
+    ours: dict[str, Loss] = {"ROADMAP": ROADMAP(), "SupAP": SupAP(), "SmoothAP": SmoothAP()}
+    others: dict[str, Loss] = {"plain ROADMAP": plain_roadmap, **peers()}
+    found = rates() if device == "cuda" else {}
+    limit = {name: 1 << 40 for name in (*ours, *others)}
+    rows = []
+    for size in sizes:
+        x, labels = batch(size, device)
+        for name, loss in {**ours, **others}.items():
+            if size > limit[name] or (name == "pml SmoothAP" and device == "cpu" and size > 512):  # 5 N³ floats
+                continue
+            row = measured(name, step_of(loss, x, labels), size, device, budget)
+            if name in ours and found:
+                row["floor_ms"] = round(floor_ms(size, size, size * PER_CLASS, found, 4), 4)
+            if row["status"] != "ok" or (row["ms"] and row["ms"] > 20_000):
+                limit[name] = size
+            rows.append(row)
+    return rows
+
+
+def memory_rows(device: str, budget: float) -> list[dict[str, Any]]:
+    """384 queries against 60,000 remembered vectors without gradient, 57 positives each."""
+    queries, gallery, each = (384, 60_000, 57) if device == "cuda" else (64, 2_000, 8)
+    classes = gallery // each
+    x, _ = batch(queries, device)
+    remembered, _ = batch(gallery, device)
+    ref_labels = torch.arange(gallery, device=device) % classes
+    labels = torch.arange(queries, device=device) // PER_CLASS
+    step = step_of(ROADMAP(), x, labels, ref_emb=remembered, ref_labels=ref_labels)
+    row = measured(f"ROADMAP x {gallery} memory", step, queries, device, budget)
+    return [row]
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(r["loss"] for r in rows))
+    sizes = list(dict.fromkeys(r["batch"] for r in rows))
+    print("\n| batch | " + " | ".join(names) + " |\n|---" * 1 + "|---" * len(names) + "|")
+    for size in sizes:
+        cells = []
+        for name in names:
+            row = next((r for r in rows if r["loss"] == name and r["batch"] == size), None)
+            if row is None:
+                cells.append("")
+            elif row["status"] == "ok":
+                cells.append(f"{row['ms']:.3g} ms, {row['peak_mib']:.0f} MiB")
+            else:
+                cells.append(row["status"])
+        print(f"| {size} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sizes", type=int, nargs="*", help="batch sizes (default: a range that fits the device)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time spent on each measurement")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    default = [128, 384, 1024, 2048, 4096, 16384, 65536, 131072] if args.device == "cuda" else [64, 128, 384, 1024]
+    facts = provenance(args.device)
+    print(" | ".join(f"{k}: {v}" for k, v in facts.items()))
+    rows = run(args.device, args.sizes or default, args.seconds) + memory_rows(args.device, args.seconds)
+    print_table(rows)
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"losses_{args.device}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["loss", "batch", "ms", "floor_ms", "peak_mib", "status", *facts], restval="")
+        writer.writeheader()
+        writer.writerows({**row, **facts} for row in rows)
+    print(f"\nwritten: {path}")
+
+
+if __name__ == "__main__":
+    main()
