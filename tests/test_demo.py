@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib")
 from roadmap.demo import toy
 from roadmap.demo.__main__ import findings, main, table
 from roadmap.losses import ROADMAP, SmoothAP, SupAP
+from roadmap.metrics import retrieval_metrics
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,6 +61,11 @@ def test_ap_in_batches_is_the_mean_of_the_batches() -> None:
     one_by_one = [toy.ap_of(embeddings[b], labels[b]) for b in batches]
     assert toy.ap_of(embeddings, labels, batches) == pytest.approx(sum(one_by_one) / len(one_by_one))
     assert toy.ap_of(normalize(torch.eye(32)[labels]), labels) == 1
+
+
+def test_ap_of_the_set_leaves_the_query_out_of_its_own_ranking() -> None:
+    embeddings, labels = toy.toy_set(seed=1)
+    assert toy.ap_of(embeddings, labels) == pytest.approx(retrieval_metrics(embeddings, labels)["mAP"], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", toy.LOSSES)
