@@ -40,6 +40,7 @@ def check_against_definition(q: Tensor, gallery: Tensor, columns: Tensor, impl: 
     found = counts_at_least(q, gallery, thresholds, impl)
     assert found.dtype == torch.int32
     assert torch.equal(found.long(), (full[:, None, :] >= thresholds[:, :, None]).sum(-1))
+    assert (counts_at_least(q, gallery, torch.full_like(thresholds, -2.0), impl) == len(gallery)).all()
     half = len(gallery) // 2
     assert torch.equal(full[:, half : 2 * half], full[:, :half]), "copies of a vector must tie exactly"
     higher = counts_at_least(q, gallery, torch.nextafter(thresholds, thresholds.new_tensor(torch.inf)), impl)
@@ -130,12 +131,14 @@ def test_triton_counts_compile_for_a_gpu_that_is_not_here() -> None:
 
 
 def _interpreted() -> None:
+    from roadmap.kernels import triton_counts
     from roadmap.metrics.ranking import positive_counts_of
 
     shapes = [(1, 2, 3, 1), (5, 33, 17, 6), (19, 50, 16, 3), (40, 21, 40, 9)]
-    for shape in shapes:
-        q, gallery, columns = problem(*shape)
-        check_against_definition(q, gallery, columns, "triton")
+    for programs in (triton_counts.PROGRAMS, 1):  # the gallery shared among programs, and not
+        triton_counts.PROGRAMS = programs
+        for shape in shapes:
+            check_against_definition(*problem(*shape), "triton")
     # the whole path of a metric, with excluded items, gives the counts of the blocked path
     q, gallery, columns = problem(18, 40, 8, 5)
     columns = torch.stack([torch.randperm(40)[:7] for _ in range(18)])

@@ -283,6 +283,17 @@ def test_the_range_contains_every_ranking_of_the_whole(orders: list[list[bool]])
     assert max(gaps) <= high + ROUNDING
 
 
+@given(st.lists(st.booleans(), min_size=1, max_size=6).filter(any))
+def test_the_range_of_a_single_batch_is_a_point(order: list[bool]) -> None:
+    assert gap_range([order], [ap(order)]) == pytest.approx((0.0, 0.0), abs=ROUNDING)
+
+
+@given(alike_batches)
+def test_the_range_of_perfect_batches_alike_ends_at_eq_8(batches: list[Batch]) -> None:
+    gap = gap_of(batches)
+    assert gap.range[1] == pytest.approx(gap.eq8, abs=ROUNDING)
+
+
 @given(perfect_batches)
 def test_the_range_of_perfect_batches_starts_at_zero_and_covers_the_worst_gap(batches: list[Batch]) -> None:
     gap = gap_of(batches)

@@ -142,6 +142,15 @@ def test_two_tied_positives_at_the_top_are_a_hit_in_every_order() -> None:
     assert found["R@1"] == found["P@1"] == found["mAP@R"] == found["mAP"] == found["R-precision"] == 1.0
 
 
+@pytest.mark.parametrize("ties", ["pessimistic", "mean"])
+def test_an_excluded_item_that_ties_is_gone_too(ties: str) -> None:
+    # the query, its copy in the same class, and something else: the copy is first and alone there
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]])
+    _, values = retrieval_metrics(vectors, [0, 0, 1], ks=(1,), ties=ties, per_query=True)  # type: ignore[call-overload]
+    for name in ("R@1", "R-precision", "mAP@R", "mAP"):
+        assert values[name].tolist()[:2] == [1.0, 1.0], name
+
+
 def test_a_negative_that_ties_with_the_best_positive_is_a_miss_unless_averaged() -> None:
     assert one_query([0.9, 0.9], [True, False])["R@1"] == 0.0
     averaged = one_query([0.9, 0.9], [True, False], ties="mean")
