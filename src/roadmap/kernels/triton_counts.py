@@ -20,6 +20,8 @@ BLOCKS = (16, 16, 16) if os.environ.get("TRITON_INTERPRET") == "1" else (128, 12
 WARPS = 8
 # Programs to start at least, so that few queries still fill the device: the gallery is then shared among several.
 PROGRAMS = 4 * 132
+# Bytes of counts, all shares together.
+SHARES_BYTES = 64 << 20
 
 
 @triton.jit
@@ -155,9 +157,9 @@ def counts_at_least(queries: Tensor, gallery: Tensor, thresholds: Tensor) -> Ten
     number, limit = thresholds.shape
     BM, BN, BK = BLOCKS
     blocks, tiles = triton.cdiv(number, BM), triton.cdiv(len(gallery), BN)
-    shares = max(1, min(PROGRAMS // blocks, tiles))
     filled = thresholds.new_full((-(-limit // 4) * 4, number), torch.inf)  # query index last: neighbours load together
     filled[:limit] = thresholds.T
+    shares = max(1, min(PROGRAMS // blocks, tiles, SHARES_BYTES // (4 * filled.numel())))
     # a block of queries needs no comparison after the last threshold of its longest row
     last = torch.where(thresholds < torch.inf, torch.arange(1, limit + 1, device=thresholds.device), 0).amax(1)
     last = torch.nn.functional.pad(last.to(torch.int32), (0, blocks * BM - number))

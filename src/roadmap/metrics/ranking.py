@@ -108,9 +108,8 @@ def retrieval_metrics(
             counts = positive_counts_of(q[some], g, *wanted.columns(some), ties, advance)
             for name, value in query_values(counts, ks, ties).items():
                 values[name][some] = value
-    values = {name: value.cpu() for name, value in values.items()}
     summary = _means(values, wanted.positives > 0)
-    return (summary, values) if per_query else summary
+    return (summary, {name: value.cpu() for name, value in values.items()}) if per_query else summary
 
 
 def _ranked(
@@ -188,11 +187,11 @@ def positive_counts_of(
 
 
 def _means(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
-    """Means over the queries that count. `fsum` rounds once, so that the order of the queries does not show."""
+    """Means over the queries that count. Values are added in ascending order, so that the order of the queries does
+    not show."""
     number = int(counted.sum())
-    counted = counted.cpu()
     summary: dict[str, float] = {
-        name: math.fsum(value[counted].tolist()) / number if number else math.nan for name, value in values.items()
+        name: value[counted].sort().values.mean().item() if number else math.nan for name, value in values.items()
     }
     return summary | {"queries": len(counted), "queries_without_positives": len(counted) - number}
 

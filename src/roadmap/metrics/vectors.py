@@ -28,7 +28,7 @@ def unit_vectors(vectors: Vectors, name: str) -> Tensor:
     given = given.detach()
     dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
     unit = torch.empty(given.shape, dtype=dtype, device=given.device)
-    height = max(1, (AT_ONCE if given.device.type == "cpu" else 64 * AT_ONCE) // given.shape[1])
+    height = max(1, (AT_ONCE if given.device.type == "cpu" else 8 * AT_ONCE) // given.shape[1])
     for top in range(0, len(given), height):
         rows = given[top : top + height].to(torch.float64)
         largest = rows.abs().amax(1)
