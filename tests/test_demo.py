@@ -121,6 +121,13 @@ def test_the_command_draws_and_tells(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert re.search(rf"^{name}\s+0\.\d{{3}}", out, re.MULTILINE)
 
 
+def test_adam_is_another_course(courses: dict[str, toy.Course]) -> None:
+    adam = toy.course("ROADMAP", [0], 3, 0.01, lambda: None, "adam")
+    assert torch.equal(adam.ap[:, :1], courses["ROADMAP"].ap[:, :1])
+    assert adam.ap[0, -1] > adam.ap[0, 0]
+    assert not torch.equal(adam.ap, toy.course("ROADMAP", [0], 3, 0.01, lambda: None).ap)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -33,6 +33,8 @@ STRANGERS = 3  # items of each class that begin in the midst of another class
 BATCH_CLASSES, BATCH_ITEMS = 4, 4  # a batch sees 16 items of 4 classes
 FAINT = 1e-3  # a push below this share of the loss's strongest one is called none
 
+# Adam divides each coordinate's step by its past gradients, and so gives a vanishing gradient back its size.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 ScoreLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -141,7 +143,14 @@ def first_pushes(loss: ScoreLoss, embeddings: Tensor, labels: Tensor, batches: T
     return Pushes(up, none, down)
 
 
-def course(name: str, seeds: Sequence[int], epochs: int, learning_rate: float, tick: Callable[[], None]) -> Course:
+def course(
+    name: str,
+    seeds: Sequence[int],
+    epochs: int,
+    learning_rate: float,
+    tick: Callable[[], None],
+    optimizer_name: str = "sgd",
+) -> Course:
     """Train the toy set of each seed under the loss `name`; `tick` is called after every epoch."""
     began = time.perf_counter()
     module, on_scores = LOSSES[name]
@@ -152,7 +161,7 @@ def course(name: str, seeds: Sequence[int], epochs: int, learning_rate: float, t
         judged = torch.cat([epoch_of_batches(torch.Generator().manual_seed(1000 + seed + k)) for k in range(4)])
         pushes.append(first_pushes(on_scores, start, labels, judged))
         embeddings = start.clone().requires_grad_()
-        optimizer = torch.optim.SGD([embeddings], lr=learning_rate)
+        optimizer = OPTIMIZERS[optimizer_name]([embeddings], lr=learning_rate)
         generator = torch.Generator().manual_seed(seed)
         curve = [_measured(loss, embeddings, labels, judged)]
         for _ in range(epochs):
