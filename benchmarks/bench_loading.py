@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,8 +36,9 @@ from roadmap.data.packing import pack
 from roadmap.data.samplers import MPerClass
 
 SIZE = 224
-COLUMNS = ["method", "pictures_per_second", "ratio_to_baseline", "pictures", "batch", "size", "workers"]
-COLUMNS += ["device", "hardware", "torch", "commit", "date"]
+COLUMNS = ["method", "pictures_per_second", "slowest_round", "fastest_round", "ratio_to_baseline", "rounds", "pictures"]
+COLUMNS += ["batch", "size", "workers", "device", "hardware", "load_before", "load_after", "torch", "commit", "date"]
+Rates = dict[str, list[float]]
 
 
 def rate(batches: Iterable[object], count: int, batch: int, device: torch.device, warm: int = 4) -> float:
@@ -90,15 +92,20 @@ def packed(records: Records, pictures: Pack, place: str, batch: int, workers: in
     )
 
 
-def packing_rates(records: Records, folder: Path, workers: int) -> tuple[dict[str, float], Pack]:
+def packing_rates(records: Records, folder: Path, workers: int, rounds: int) -> tuple[Rates, Pack]:
     """Pictures a second decoded and dropped, and decoded and packed, by the same number of processes."""
-    started = time.perf_counter()
-    checked_alone = checked(_without_splits(records), workers=workers)
-    decoding = len(records) / (time.perf_counter() - started)
-    assert checked_alone.decoded
-    started = time.perf_counter()
-    pictures = pack(records, folder=folder, workers=workers, progress=False)
-    return {"decode only": decoding, "pack": len(records) / (time.perf_counter() - started)}, pictures
+    found: Rates = {"decode only": [], "pack": []}
+    for number in range(rounds):
+        shutil.rmtree(folder, ignore_errors=True)
+        started = time.perf_counter()
+        checked(_without_splits(records), workers=workers)
+        found["decode only"].append(len(records) / (time.perf_counter() - started))
+        started = time.perf_counter()
+        pictures = pack(records, folder=folder, workers=workers, progress=False)
+        found["pack"].append(len(records) / (time.perf_counter() - started))
+        for name, values in found.items():
+            print(f"{name:32s} {values[number]:12,.0f} pictures/s", flush=True)
+    return found, pictures
 
 
 def _without_splits(records: Records) -> Records:
@@ -106,11 +113,9 @@ def _without_splits(records: Records) -> Records:
     return dataclasses.replace(records, splits=None)
 
 
-def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> dict[str, float]:
+def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> Rates:
     device, batch, workers = torch.device(arguments.device), arguments.batch, arguments.workers
-    rates, pictures = packing_rates(records, folder, workers)
-    for name, value in rates.items():
-        print(f"{name:32s} {value:12,.0f} pictures/s", flush=True)
+    rates, pictures = packing_rates(records, folder, workers, arguments.rounds)
     pictures = pictures.aligned(records)
     ways: dict[str, Callable[[], Iterator[object]]] = {
         "ImageFolder + DataLoader": functools.partial(image_folder, arguments.folder, batch, workers, device)
@@ -120,14 +125,14 @@ def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> d
     else:
         ways["pack, resident on GPU"] = lambda: endless(packed(records, pictures, "resident", batch, workers, device))
         ways["pack, streamed"] = lambda: endless(packed(records, pictures, "streamed", batch, workers, device))
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    found: Rates = {name: [] for name in ways}
     for _ in range(arguments.rounds):
         for name, way in ways.items():
             # the faster ways need more batches for a timing as long
             few = arguments.batches * (1 if "DataLoader" in name else 4 if device.type == "cpu" else 20)
             found[name].append(rate(way(), few, batch, device))
             print(f"{name:32s} {found[name][-1]:12,.0f} pictures/s", flush=True)
-    return rates | {name: statistics.median(values) for name, values in found.items()}
+    return rates | found
 
 
 def hardware(device: torch.device) -> str:
@@ -151,22 +156,22 @@ def commit() -> str:
         return "unknown"
 
 
-def written(path: Path, rates: dict[str, float], arguments: argparse.Namespace, pictures: int) -> None:
-    baseline = dict.fromkeys(rates, rates["ImageFolder + DataLoader"])
-    baseline |= {"pack": rates["decode only"], "decode only": rates["decode only"]}
+def written(path: Path, rates: Rates, arguments: argparse.Namespace, pictures: int) -> None:
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    baseline = dict.fromkeys(rates, median["ImageFolder + DataLoader"])
+    baseline |= {"pack": median["decode only"], "decode only": median["decode only"]}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for name, value in rates.items():
-            facts = [pictures, arguments.batch, SIZE, arguments.workers, arguments.device]
-            about = [
-                hardware(torch.device(arguments.device)),
-                torch.__version__,
-                arguments.commit,
-                date.today().isoformat(),
-            ]
-            writer.writerow([name, f"{value:.0f}", f"{value / baseline[name]:.2f}", *facts, *about])
+        for name, values in rates.items():
+            speed = [f"{v:.0f}" for v in (median[name], min(values), max(values))]
+            facts = [len(values), pictures, arguments.batch, SIZE, arguments.workers, arguments.device]
+            about = [hardware(torch.device(arguments.device)), f"{arguments.load:.1f}", f"{os.getloadavg()[0]:.1f}"]
+            ratio = f"{median[name] / baseline[name]:.2f}"
+            writer.writerow(
+                [name, *speed, ratio, *facts, *about, torch.__version__, arguments.commit, date.today().isoformat()]
+            )
 
 
 def main() -> None:
@@ -184,12 +189,13 @@ def main() -> None:
     parser.add_argument("--commit", default=commit(), help="written to the CSV where there is no git")
     parser.add_argument("--out", type=Path, help="CSV file")
     arguments = parser.parse_args()
+    arguments.load = os.getloadavg()[0]  # a busy machine slows the baseline and the pack alike, but not equally
     records = dataset(arguments.dataset, arguments.root)
     arguments.folder = records.root / "images" if arguments.dataset == "cub" else records.root
     device = torch.device(arguments.device).type
     out = arguments.out or Path(__file__).parent / "results" / f"loading_{device}.csv"
     with tempfile.TemporaryDirectory() as temporary:
-        rates = measured(arguments, records, arguments.pack or Path(temporary))
+        rates = measured(arguments, records, arguments.pack or Path(temporary) / "pack")
     written(out, rates, arguments, len(records))
     print(out.read_text())
 
