@@ -81,8 +81,9 @@ def check_as_accurate_as_plain(loss: nn.Module, batch: Batch) -> None:
     for name, t, s, f in zip(("value", "gradient", "gradient of the gallery"), truth, simple, fused, strict=True):
         if t is None or s is None or f is None:
             continue
-        # A few units in the last place: of AP, which lies near 1, and of the largest entry of a gradient.
-        rounding = 2e-7 if name == "value" else 3e-7 * t.abs().max()
+        # A few units in the last place: of AP, which lies near 1, and of the largest entry of a gradient. Where all
+        # is saturated and the largest entry vanishes, so may the rest of it.
+        rounding = 2e-7 if name == "value" else 3e-7 * t.abs().max() + 1e-12
         error, allowed = (f - t).abs().max(), 2 * (s - t).abs().max() + rounding
         assert error <= allowed, f"{name}: error {error:.2e}, the plain version's {(s - t).abs().max():.2e}"
 
@@ -106,7 +107,7 @@ def drawn(items: int, dims: int, classes: int, *, spread: float = 0.6, gallery: 
 
 def tied() -> Batch:
     """Every vector twice, once under another label: positives and negatives tie exactly."""
-    x, labels, _, _ = drawn(11, 6, 4)
+    x, labels, _, _ = drawn(9, 6, 4)
     return torch.cat([x, x]), torch.cat([labels, labels.roll(3)]), None, None
 
 
@@ -120,20 +121,19 @@ TINY: dict[str, Callable[[], Batch]] = {
     "one item": lambda: drawn(1, 3, 1),
     "one class": lambda: drawn(7, 5, 1),
     "singletons": lambda: (lambda b: (b[0], torch.arange(13, device=DEVICE), None, None))(drawn(13, 5, 4)),
-    "ragged": lambda: drawn(37, 19, 9),
-    "uneven": lambda: drawn(61, 70, 7, uneven=True),
-    "gallery": lambda: drawn(13, 8, 5, gallery=150, uneven=True),
+    "uneven": lambda: drawn(19, 19, 6, uneven=True),
+    "gallery": lambda: drawn(4, 8, 5, gallery=40, uneven=True),
     "labels absent from the gallery": lambda: (lambda b: (b[0], b[1] + 1, b[2], b[3]))(drawn(5, 8, 3, gallery=20)),
     "tied": tied,
     "aligned": aligned,
 }
 LARGE: dict[str, Callable[[], Batch]] = {
     "batch 384": lambda: drawn(384, 512, 96),
-    "batch 1500": lambda: drawn(1500, 384, 300, uneven=True),
-    "few classes": lambda: drawn(700, 100, 3),
+    "batch 1500": lambda: drawn(1500, 512, 300, uneven=True),
+    "few classes": lambda: drawn(700, 50, 3),
     "gallery 5000": lambda: drawn(200, 512, 60, gallery=5000),
     "near neighbours": lambda: drawn(512, 64, 40, spread=0.02),
-    "far apart": lambda: drawn(512, 2048, 128, spread=3.0),
+    "far apart": lambda: drawn(512, 500, 128, spread=3.0),
 }
 
 
@@ -147,6 +147,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 # Under the interpreter a call takes about a second: every loss once on the hardest batch, every batch under ROADMAP.
 INTERPRETER_CASES = [("ROADMAP", batch) for batch in TINY] + [(loss, "uneven") for loss in LOSSES]
 INTERPRETER_CASES += [("SmoothAP", "gallery"), ("SmoothAP", "tied")]
+INTERPRETER_CASES = list(dict.fromkeys(INTERPRETER_CASES))
 
 
 @on_triton
@@ -157,9 +158,9 @@ def test_triton_is_as_accurate_as_plain_float32(loss: str, batch: str, path: str
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("batch", [*TINY, *LARGE])
+@pytest.mark.parametrize("batch", LARGE)
 def test_gpu_is_as_accurate_as_plain_float32(loss: str, batch: str, path: str) -> None:
-    check_as_accurate_as_plain(LOSSES[loss], {**TINY, **LARGE}[batch]())
+    check_as_accurate_as_plain(LOSSES[loss], LARGE[batch]())
 
 
 @pytest.mark.parametrize("loss", ["SupAP", "SupAP without self", "SmoothAP", "ROADMAP", "ROADMAP all without self"])
@@ -206,7 +207,7 @@ def test_from_scores_agrees_over_several_blocks() -> None:
 
 @on_triton
 def test_the_same_input_gives_the_same_bits(path: str) -> None:
-    batch = LARGE["batch 1500"]() if CUDA else TINY["ragged"]()
+    batch = LARGE["batch 1500"]() if CUDA else TINY["uneven"]()
     first, again = (
         value_and_gradients(lambda x, y, r, ry: LOSSES["ROADMAP"](x, y), batch, torch.float32) for _ in range(2)
     )
@@ -218,7 +219,7 @@ def test_the_same_input_gives_the_same_bits(path: str) -> None:
 def test_a_vector_without_direction_makes_the_loss_nan(fault: float, path: str) -> None:
     from roadmap.kernels import CalibrationRule, LossRule
 
-    x, labels, _, _ = TINY["ragged"]()
+    x, labels, _, _ = TINY["uneven"]()
     rule = LossRule(RankRule("supap", 0.01, 100.0, 0.05), CalibrationRule(0.9, 0.6, "violating"))
     assert kernels.loss_from_embeddings(x, labels, None, labels, rule).isfinite()
     x[5] = fault
@@ -285,7 +286,7 @@ def test_memory_is_linear_in_the_batch() -> None:
 
 @pytest.mark.parametrize("loss", ["SupAP", "SmoothAP", "ROADMAP"])
 def test_a_second_derivative_is_refused_in_words(loss: str) -> None:
-    x, labels, _, _ = TINY["ragged"]()
+    x, labels, _, _ = TINY["uneven"]()
     x.requires_grad_()
     (grad,) = torch.autograd.grad(LOSSES[loss](x, labels), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative.*plain_average_precision"):

@@ -26,7 +26,8 @@ def ap_and_slope(
     ap = scores.new_zeros(M)
     slope = torch.zeros_like(scores) if with_slope else None
     pair_query, pair_k = positives.nonzero(as_tuple=True)
-    share = 1 / positives.sum(1).clamp(min=1).to(scores.dtype)  # 1/|P_i|
+    size = positives.sum(1).clamp(min=1).to(scores.dtype)  # |P_i|
+    share = 1 / size
     height = max(1, BLOCK_ELEMENTS // max(N, 1))
     for first in range(0, len(pair_k), height):
         query, k = pair_query[first : first + height], pair_k[first : first + height]
@@ -37,7 +38,7 @@ def ap_and_slope(
         t = rows - rows[one_of_pair, k][:, None]
         rank_pos, rank_neg, slope_pos, slope_neg = _ranks(t, pos, neg, rule, with_slope)
         total = rank_pos + rank_neg
-        ap.index_add_(0, query, share[query] * rank_pos / total)
+        ap.index_add_(0, query, rank_pos / total)
         if slope is None or slope_neg is None:
             continue
         grad = slope_neg.mul_((-share[query] * rank_pos / total.square())[:, None])
@@ -45,7 +46,7 @@ def ap_and_slope(
             grad += slope_pos.mul_((share[query] * rank_neg / total.square())[:, None])
         grad[one_of_pair, k] = -grad.sum(1)
         slope.index_add_(0, query, grad)
-    return ap, slope
+    return ap / size, slope
 
 
 def _ranks(

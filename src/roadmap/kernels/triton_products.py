@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from roadmap.kernels.triton_math import DEPTH
+from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_math import DEPTH, TILE
 from roadmap.kernels.triton_reduce import embedding_gradient
 from roadmap.kernels.triton_tiles import PROGRAMS, TileState, score_gradient_tiles
-from roadmap.kernels.triton_units import TILE, UnitVectors
+from roadmap.kernels.triton_units import UnitVectors
 
 # A block of score gradients lives only until it is multiplied: 4 bytes an entry. Its size follows the vectors it
 # serves, so that it stays a fraction of what must be held anyway, within these limits.
@@ -67,18 +68,28 @@ def _add_product(
     stride_row, stride_inner = (1, width) if transposed else (width, 1)
     column = 128 if dims % 128 == 0 else DEPTH
     programs = (rows // TILE) * (dims // column)
-    splits = max(1, min(PROGRAMS // 2 // programs, inner // 512))
+    splits = max(1, min(PROGRAMS // 2 // programs, inner // (8 * DEPTH)))
     per_split = triton.cdiv(triton.cdiv(inner, splits), DEPTH) * DEPTH
     splits = triton.cdiv(inner, per_split)
     size = rows * dims
     target = torch.empty(splits, rows, dims, device=out.device, dtype=torch.float32) if splits > 1 else out
-    _product[(rows // TILE, dims // column, splits)](
+    launch(_product, (rows // TILE, dims // column, splits),
         halves[0], halves[1], units.hi, units.lo, factors, target, inner, per_split, size, u_first,
         0 if splits > 1 else out_first, stride_row, stride_inner,
         DIM=dims, SPLIT=splits > 1, BM=TILE, BN=column, BK=DEPTH, num_warps=8, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        _add_splits[(triton.cdiv(size, 4096),)](target, out, size, splits, out_first * dims, BLOCK=4096, num_warps=8)
+        launch(
+            _add_splits,
+            (triton.cdiv(size, 4096),),
+            target,
+            out,
+            size,
+            splits,
+            out_first * dims,
+            BLOCK=4096,
+            num_warps=8,
+        )
 
 
 def block_shape(M: int, N: int, dims: int) -> tuple[int, int]:
@@ -125,7 +136,7 @@ def _fill_block(
 ) -> None:
     q, g, pairs, rule = state.queries, state.gallery, state.pairs, state.rule
     ranks, calibration = rule.ranks, rule.calibration
-    score_gradient_tiles[(rows // TILE, columns // TILE)](
+    launch(score_gradient_tiles, (rows // TILE, columns // TILE),
         q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores, state.weights,
         state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column, halves.shape[2],
         1 / ranks.tau if ranks else 0.0,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
+from roadmap.kernels.triton_launch import launch
 
 # Rows of the (STATISTICS, M) array that the rank kernels fill, one column per query.
 AP_LOSS, COUNTED, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT, POS_SHARE, NEG_SHARE, BOUND = range(9)
@@ -82,7 +83,7 @@ def reduced_loss(
     """The (FACTORS,) vector: the loss, and what its backward is multiplied by."""
     M = stats.shape[1]
     factors = torch.empty(FACTORS, device=stats.device, dtype=torch.float32)
-    _reduce[(1,)](
+    launch(_reduce, (1,),
         stats, query_norms, gallery_norms, factors, M, 0 if gallery_norms is None else len(gallery_norms),
         rule.ap_weight, rule.calibration_weight,
         RANKS=rule.ranks is not None,
@@ -133,7 +134,7 @@ def embedding_gradient(
     out = torch.empty(like.shape, device=like.device, dtype=like.dtype)
     M, D = like.shape
     padded = hi.shape[1]
-    _embedding_rows[(M,)](
+    launch(_embedding_rows, (M,),
         grad, hi, lo, norms, order, upstream, out, D,
         PADDED=padded, HAS_ORDER=order is not None, HAS_UPSTREAM=upstream is not None,
         BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,

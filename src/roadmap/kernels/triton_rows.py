@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule, RankRule
+from roadmap.kernels.triton_launch import launch
 from roadmap.kernels.triton_math import step_and_slope
 
 
@@ -25,17 +26,17 @@ def _members(
         at = row.to(tl.int64) * N + j
         pos = tl.load(Pos + at, mask=listed, other=0) != 0
         neg = tl.load(Neg + at, mask=listed, other=0) != 0
-        return pos, neg, pos
-    same = tl.load(GLabels + j, mask=listed, other=0) == tl.load(QLabels + row)
-    neg = listed & (same == 0)
-    pairs = listed & same
-    pos = pairs
-    if IN_BATCH:
-        pairs = pairs & (j != row)
-        if INCLUDE_SELF:
-            pos = pairs | (j == row)
-        else:
+        pairs = pos
+    else:
+        same = tl.load(GLabels + j, mask=listed, other=0) == tl.load(QLabels + row)
+        neg = listed & (same == 0)
+        pairs = listed & same
+        pos = pairs
+        if IN_BATCH:
+            pairs = pairs & (j != row)
             pos = pairs
+            if INCLUDE_SELF:
+                pos = pairs | (j == row)
     return pos, neg, pairs
 
 
@@ -53,7 +54,7 @@ def _calibration_of_row(
     for start in range(0, N, BLOCK):
         j = start + tl.arange(0, BLOCK)
         s = tl.load(S + row.to(tl.int64) * N + j, mask=j < N, other=0.0)
-        _, neg, pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, False)
+        _pos, neg, pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, False)
         below = pairs & (s < alpha)
         above = neg & (s > beta)
         pos_sum += tl.sum(tl.where(below, alpha - s, 0.0), 0)
@@ -100,7 +101,7 @@ def _rank_rows(
         size = 0
         for start in range(0, N, BLOCK):
             j = start + tl.arange(0, BLOCK)
-            pos, _, _ = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
+            pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
             size += tl.sum(pos.to(tl.int32), 0)
             if WITH_SLOPE:
                 tl.store(Slope + base + j, tl.zeros((BLOCK,), tl.float32), mask=j < N)
@@ -109,7 +110,7 @@ def _rank_rows(
         for k_start in range(0, N, BLOCK):
             k_all = k_start + tl.arange(0, BLOCK)
             s_all = tl.load(S + base + k_all, mask=k_all < N, other=0.0)
-            k_pos, _, _ = _members(Pos, Neg, QLabels, GLabels, row, k_all, N, MASKS, IN_BATCH, INCLUDE_SELF)
+            k_pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, k_all, N, MASKS, IN_BATCH, INCLUDE_SELF)
             ordinal = tl.cumsum(k_pos.to(tl.int32), 0)
             for which in range(1, tl.sum(k_pos.to(tl.int32), 0) + 1):
                 chosen = k_pos & (ordinal == which)
@@ -122,7 +123,7 @@ def _rank_rows(
                 for start in range(0, N, BLOCK):
                     j = start + tl.arange(0, BLOCK)
                     s = tl.load(S + base + j, mask=j < N, other=0.0)
-                    pos, neg, _ = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
+                    pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
                     pos = pos & (j != k)
                     value, slope = step_and_slope(s - s_k, inv_tau, rho, delta, top, SUPAP)
                     rank_neg += tl.sum(tl.where(neg, value, 0.0), 0)
@@ -133,15 +134,17 @@ def _rank_rows(
                         rank_pos += tl.sum(tl.where(pos, value, 0.0), 0)
                         slope_pos += tl.sum(tl.where(pos, slope, 0.0), 0)
                 total = rank_pos + rank_neg
-                ap += share * rank_pos / total
+                ap += rank_pos / total
                 if WITH_SLOPE:
                     by_neg = -share * rank_pos / (total * total)
                     by_pos = share * rank_neg / (total * total)
                     for start in range(0, N, BLOCK):
                         j = start + tl.arange(0, BLOCK)
                         s = tl.load(S + base + j, mask=j < N, other=0.0)
-                        pos, neg, _ = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
-                        _, slope = step_and_slope(s - s_k, inv_tau, rho, delta, top, SUPAP)
+                        pos, neg, _pairs = _members(
+                            Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF
+                        )
+                        _value, slope = step_and_slope(s - s_k, inv_tau, rho, delta, top, SUPAP)
                         grad = tl.where(neg, by_neg * slope, 0.0)
                         own = by_neg * slope_neg
                         if not SUPAP:
@@ -151,7 +154,7 @@ def _rank_rows(
                         # Each thread adds to the elements it wrote itself, so no barrier is needed.
                         before = tl.load(Slope + base + j, mask=j < N, other=0.0)
                         tl.store(Slope + base + j, before + grad, mask=j < N)
-        tl.store(Stats + row, tl.where(size > 0, 1.0 - ap, 0.0))
+        tl.store(Stats + row, tl.where(size > 0, 1.0 - ap / tl.maximum(size, 1).to(tl.float32), 0.0))
         tl.store(Stats + M + row, tl.where(size > 0, 1.0, 0.0))
 
 
@@ -186,7 +189,7 @@ def launch_rows(
     block = max(32 * warps, min(4096, triton.next_power_of_2(N)))  # every thread owns an element: see `before` above
     if M == 0:
         return
-    _rank_rows[(M,)](
+    launch(_rank_rows, (M,),
         scores, positives, negatives, query_labels, gallery_labels, slope, stats, M, N,
         1 / ranks.tau if ranks else 0.0,
         ranks.rho if ranks else 0.0,

@@ -10,10 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
-from roadmap.kernels.triton_math import DEPTH, score_tile
+from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_math import DEPTH, TILE, score_tile
 from roadmap.kernels.triton_reduce import STATISTICS, embedding_gradient, reduced_loss
 from roadmap.kernels.triton_rows import launch_rows
-from roadmap.kernels.triton_units import TILE, UnitVectors, unit_vectors
+from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
 SMALL_TILES = 1 << 20  # scores up to which quarter tiles fill the GPU better than whole ones
 
@@ -98,10 +99,23 @@ def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, tupl
 
 def score_matrix(q: UnitVectors, g: UnitVectors) -> Tensor:
     M, N = len(q.norms), len(g.norms)
-    tile, warps = (64, 4) if M * N <= SMALL_TILES else (TILE, 8)
+    tile, warps = (min(64, TILE), 4) if M * N <= SMALL_TILES else (TILE, 8)
     scores = torch.empty(M, N, device=q.hi.device, dtype=torch.float32)
-    _scores[(triton.cdiv(M, tile), triton.cdiv(N, tile))](
-        q.hi, q.lo, g.hi, g.lo, scores, M, N, DIM=q.dimensions, DEPTH=DEPTH, BM=tile, BN=tile, num_warps=warps
+    launch(
+        _scores,
+        (triton.cdiv(M, tile), triton.cdiv(N, tile)),
+        q.hi,
+        q.lo,
+        g.hi,
+        g.lo,
+        scores,
+        M,
+        N,
+        DIM=q.dimensions,
+        DEPTH=DEPTH,
+        BM=tile,
+        BN=tile,
+        num_warps=warps,
     )
     return scores
 
@@ -145,7 +159,7 @@ def backward(
     M, N = state.scores.shape
     rule, calibration = state.rule, state.rule.calibration
     weights = torch.empty_like(state.slope)
-    _score_gradient[(M,)](
+    launch(_score_gradient, (M,),
         state.scores, state.slope, weights, state.stats, state.factors, state.query_labels, state.gallery_labels, M, N,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
@@ -159,8 +173,8 @@ def _product(
     weights: Tensor, units: UnitVectors, rows: int, inner: int, strides: tuple[int, int], both: bool
 ) -> Tensor:
     out = torch.empty(rows, units.dimensions, device=weights.device, dtype=torch.float32)
-    _unit_gradient[(triton.cdiv(rows, 32), units.dimensions // 64)](
+    launch(_unit_gradient, (triton.cdiv(rows, 32), units.dimensions // DEPTH),
         weights, units.hi, units.lo, out, rows, inner, *strides,
-        PADDED=units.dimensions, BOTH=both, BM=32, BN=64, BK=32, num_warps=4,
+        PADDED=units.dimensions, BOTH=both, BM=32, BN=DEPTH, BK=min(32, TILE), num_warps=4,
     )  # fmt: skip
     return out

@@ -22,12 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
-from roadmap.kernels.triton_math import DEPTH, score_tile, sigmoid, step_and_slope
+from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_math import DEPTH, TILE, score_tile, sigmoid, step_and_slope
 from roadmap.kernels.triton_reduce import STATISTICS, reduced_loss
 from roadmap.kernels.triton_rows import store_calibration
-from roadmap.kernels.triton_units import TILE, UnitVectors, unit_vectors
+from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
-POSITIVES_AT_ONCE = 16  # ranks that one pass over the gallery counts; more positives take more passes
+POSITIVES_AT_ONCE = min(16, TILE // 4)  # ranks that one pass over the gallery counts; more positives take more passes
 PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: enough to even out uneven rows
 
 
@@ -201,7 +202,7 @@ def _finished_rows(
             if not SUPAP:
                 tl.store(ByPos + offset + k, tl.where(ok, share * rank_neg / (total * total), 0.0), mask=k < size)
     if RANKS:
-        tl.store(Stats + row, tl.where(listed > 0, 1.0 - ap * share, 0.0))
+        tl.store(Stats + row, tl.where(listed > 0, 1.0 - ap / tl.maximum(listed, 1).to(tl.float32), 0.0))
         tl.store(Stats + M + row, (listed > 0).to(tl.float32))
         # Positives push each other by at most Σ ByPos · steepest <= |P_i| · share · steepest under SmoothAP.
         among = 0.0
@@ -271,7 +272,7 @@ def forward(
     runs = (pairs.start, pairs.end, pairs.offset)
     row_tiles, column_tiles = triton.cdiv(M, TILE), triton.cdiv(N, TILE)
     scores, weights, by_pos, pos_slopes = torch.empty(4, max(pairs.total, 1), device=device, dtype=torch.float32)
-    _positive_scores[(row_tiles, column_tiles)](*vectors, *runs, scores, M, **shape, num_warps=8, num_stages=3)
+    launch(_positive_scores, (row_tiles, column_tiles), *vectors, *runs, scores, M, **shape, num_warps=8, num_stages=3)
 
     passes = triton.cdiv(pairs.largest, POSITIVES_AT_ONCE) if ranks and pairs.largest else 1
     at_once = min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest)))
@@ -282,7 +283,7 @@ def forward(
     neg_sum, neg_count = torch.empty(2, splits, M if calibration else 0, device=device, dtype=torch.float32)
     supap = ranks is not None and ranks.kind == "supap"
     inv_tau = 1 / ranks.tau if ranks else 0.0
-    _rank_tiles[(row_tiles, splits, passes)](
+    launch(_rank_tiles, (row_tiles, splits, passes),
         *vectors, *runs, scores, rank_neg, slope_neg, neg_sum, neg_count, M, N, pairs.total, tiles,
         inv_tau,
         ranks.rho if ranks else 0.0,
@@ -295,7 +296,7 @@ def forward(
     stats = torch.empty(STATISTICS, M, device=device, dtype=torch.float32)
     block = min(64, triton.next_power_of_2(max(pairs.largest, 2)))
     own = {"IN_BATCH": in_batch, "INCLUDE_SELF": rule.include_self, "KS": block}
-    _finished_rows[(M,)](
+    launch(_finished_rows, (M,),
         *runs, scores, rank_neg, slope_neg, neg_sum, neg_count, weights, by_pos, pos_slopes, stats, M, N, pairs.total,
         splits, inv_tau,
         ranks.steepest if ranks else 0.0,
@@ -304,7 +305,9 @@ def forward(
         ALL=calibration is not None and calibration.average == "all", **own, num_warps=1 if block <= 16 else 4,
     )  # fmt: skip
     if grad and ranks is not None and not supap:
-        _among_positives[(M,)](*runs, scores, by_pos, pos_slopes, inv_tau, **own, num_warps=1 if block <= 16 else 4)
+        launch(
+            _among_positives, (M,), *runs, scores, by_pos, pos_slopes, inv_tau, **own, num_warps=1 if block <= 16 else 4
+        )
     factors = reduced_loss(stats, q.norms, None if in_batch else g.norms, rule, bounded=True)
     state = TileState(q, g, in_batch, pairs, scores, weights, pos_slopes, stats, factors, rule)
     return factors[0], state if grad else None
@@ -332,7 +335,7 @@ def score_gradient_tiles(
         for k in range(0, tl.max(size, 0)):
             s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
             weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
-            _, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
+            _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
             grad += weight[:, None] * slope
         grad = grad * tl.load(Factors + 1)
     if CALIBRATE:

@@ -8,9 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from roadmap.kernels.triton_math import DEPTH, unit_rows
-
-TILE = 128  # rows of every matrix are padded to a multiple of it
+from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_math import DEPTH, TILE, unit_rows
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,11 @@ def unit_vectors(x: Tensor, order: Tensor | None = None) -> UnitVectors:
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, padded = triton.cdiv(M, TILE) * TILE, triton.cdiv(D, DEPTH) * DEPTH
-    halves = torch.empty(2, rows, padded, device=x.device, dtype=torch.float16)
+    hi = torch.empty(rows, padded, device=x.device, dtype=torch.float16)
+    lo = torch.empty_like(hi)
     norms = torch.empty(M, device=x.device, dtype=torch.float32)
-    unit_rows[(rows,)](
-        x, order, halves[0], halves[1], norms, M, D, x.stride(0),
+    launch(unit_rows, (rows,),
+        x, order, hi, lo, norms, M, D, x.stride(0),
         PADDED=padded, HAS_ORDER=order is not None, BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,
     )  # fmt: skip
-    return UnitVectors(halves[0], halves[1], norms, order)
+    return UnitVectors(hi, lo, norms, order)

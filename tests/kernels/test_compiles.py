@@ -1,0 +1,45 @@
+"""Every kernel compiles for a Hopper GPU, with or without one at hand."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import roadmap.kernels as kernels
+from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+SUPAP = RankRule("supap", 0.01, 100.0, 0.05)
+RULES = {
+    "ROADMAP": LossRule(SUPAP, CalibrationRule(0.9, 0.6, "violating"), 0.5, 0.5),
+    "SmoothAP": LossRule(RankRule("smoothap", 0.01), None, include_self=False),
+    "Calibration": LossRule(None, CalibrationRule(0.9, 0.6, "all")),
+}
+
+
+@pytest.mark.parametrize("gallery", [False, True])
+@pytest.mark.parametrize("path", ["small", "tiles"])
+@pytest.mark.parametrize("rule", RULES)
+def test_losses_from_embeddings_compile(rule: str, path: str, gallery: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiling import compiled_not_launched
+
+    monkeypatch.setattr(kernels, "SMALL", 1 << 30 if path == "small" else 0)
+    x, labels = torch.randn(300, 512, requires_grad=True), torch.arange(300) // 20
+    ref, ref_labels = (torch.randn(700, 512), torch.arange(700) // 30) if gallery else (None, labels)
+    with compiled_not_launched(monkeypatch) as names:
+        kernels.loss_from_embeddings(x, labels, ref, ref_labels, RULES[rule]).backward()  # type: ignore[no-untyped-call]
+    assert "_rank_rows" in names if path == "small" else {"_rank_tiles", "_product"} <= set(names)
+
+
+def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiling import compiled_not_launched
+
+    from roadmap.kernels import triton_rows
+
+    with compiled_not_launched(monkeypatch) as names:
+        mask = torch.zeros(3, 5000, dtype=torch.bool)
+        triton_rows.ap_and_slope(torch.zeros(3, 5000), mask, mask, SUPAP, True)
+    assert names == ["_rank_rows"]
