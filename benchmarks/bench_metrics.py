@@ -3,9 +3,10 @@
     python benchmarks/bench_metrics.py --device cpu --scale 20000
     python benchmarks/bench_metrics.py --device cuda --scale all        # sop, inat, million
 
-Every measurement has a process of its own. Seconds: the best of several calls, after one that is not counted; on the CPU also the processor seconds of all threads. Memory:
-the most that the call takes beside its arguments (resident set on the CPU, torch's allocator on the GPU). Peers that
-are not installed are skipped, and said so. Results go to benchmarks/results/metrics_<device>.csv.
+Every measurement has a process of its own. Seconds: the best of several calls, after one that is not counted; beside
+them the processor seconds of all threads. Memory: the most that the call takes beside its arguments (resident set on
+the CPU, torch's allocator on the GPU). Peers that are not installed are skipped, and said so. Results go to
+benchmarks/results/metrics_<device>.csv.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 import roadmap.kernels.counts as counts
-from roadmap.kernels.counts import counts_at_least, pair_scores, position_free
+import roadmap.kernels.tiled_counts as tiled_counts
+from roadmap.kernels.counts import counts_at_least, pair_scores
+from roadmap.kernels.tiled_counts import position_free, symmetric
 
 CPU = torch.device("cpu")
 
@@ -52,12 +54,12 @@ SHAPES = [(1, 2, 3, 1), (5, 7, 8, 2), (385, 1537, 13, 3), (200, 3100, 33, 60)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocked_counts_equal_their_definition(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
-    check_against_definition(*problem(*shape, dtype=dtype), impl="blocked")
+def test_tiled_counts_equal_their_definition(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    check_against_definition(*problem(*shape, dtype=dtype), impl="tiled")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("impl", ["blocked", "triton"])
+@pytest.mark.parametrize("impl", ["tiled", "triton"])
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 5000, 512, 57), (129, 129, 100, 5)])
 def test_gpu_counts_equal_their_definition(shape: tuple[int, int, int, int], impl: counts.Implementation) -> None:
     check_against_definition(*problem(*shape, device=torch.device("cuda")), impl=impl)
@@ -73,12 +75,12 @@ def test_gpu_counts_are_the_same_on_every_run() -> None:
 
 def test_the_slow_product_counts_the_same_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     q, gallery, columns = problem(5, 40, 9, 4)
-    monkeypatch.setattr(counts, "position_free", lambda *place: False)
+    monkeypatch.setattr(tiled_counts, "position_free", lambda *place: False)
     with pytest.warns(UserWarning, match="round a score by its place"):
         scores = pair_scores(q, gallery, columns)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_against_definition(q, gallery, columns, "blocked")
+        check_against_definition(q, gallery, columns, "tiled")
     torch.testing.assert_close(scores[columns >= 0], (q @ gallery.T).gather(1, columns.clamp(min=0))[columns >= 0])
 
 
@@ -88,12 +90,43 @@ def test_products_of_odd_shape_are_not_position_free_here_or_anywhere_promised(m
         torch.mm(queries, gallery.T, out=out)
         out[-1] *= 1 + 2e-7
 
-    monkeypatch.setattr(counts, "_blas", biased)
+    monkeypatch.setattr(tiled_counts, "_blas", biased)
     position_free.cache_clear()
     try:
         assert not position_free(CPU, torch.float32, 24, torch.get_num_threads())
     finally:
         position_free.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("items", "queries"), [(700, 700), (2000, 1990), (3500, 1), (1700, 900)])
+def test_queries_among_the_gallery_count_the_same_with_half_the_products(
+    items: int, queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gallery, _ = problem(1, items, 12, 1, dtype=dtype)
+    own = torch.randperm(items)[:queries]
+    columns = torch.randint(-1, items, (queries, 3))
+    scores = pair_scores(gallery[own], gallery, columns)
+    thresholds = torch.where(columns < 0, torch.inf, scores)
+    plain = counts_at_least(gallery[own], gallery, thresholds)
+    products: list[int] = []
+    original = tiled_counts._blas
+    assert symmetric(CPU, dtype, 12, torch.get_num_threads())
+    monkeypatch.setattr(tiled_counts, "_blas", lambda q, g, out: (products.append(1), original(q, g, out)))
+    assert torch.equal(counts_at_least(gallery[own], gallery, thresholds, own=own), plain)
+    assert products  # the product that was watched is the one used
+    if (items, queries) == (2000, 1990):
+        assert len(products) == 4 * 2 + 2 + 6  # 6 blocks of rows: 4 meet 2 tiles, 2 meet 1; and the 10 others once each
+
+
+def test_a_product_that_is_not_symmetric_serves_one_way_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, gallery, _ = problem(1, 2000, 12, 1)
+    own = torch.arange(2000)
+    thresholds = pair_scores(gallery, gallery, own[:, None].roll(1, 0))
+    plain = counts_at_least(gallery, gallery, thresholds)
+    monkeypatch.setattr(tiled_counts, "symmetric", lambda *place: False)
+    monkeypatch.setattr(tiled_counts, "_counts_among_themselves", lambda *parts: pytest.fail("used all the same"))
+    assert torch.equal(counts_at_least(gallery, gallery, thresholds, own=own), plain)
 
 
 def test_advance_is_told_of_every_query() -> None:
@@ -139,19 +172,19 @@ def _interpreted() -> None:
         triton_counts.PROGRAMS = programs
         for shape in shapes:
             check_against_definition(*problem(*shape), "triton")
-    # the whole path of a metric, with excluded items, gives the counts of the blocked path
+    # the whole path of a metric, with excluded items, gives the counts of the tiled path
     q, gallery, columns = problem(18, 40, 8, 5)
     columns = torch.stack([torch.randperm(40)[:7] for _ in range(18)])
     results = []
-    for impl in ("triton", "blocked"):
+    for impl in ("triton", "tiled"):
         original, chosen = counts.implementation, impl
         import roadmap.metrics.ranking as ranking
 
         ranking.implementation = lambda vectors, thresholds, chosen=chosen: chosen  # type: ignore[assignment, misc]
-        results.append(positive_counts_of(q, gallery, columns[:, :5], columns[:, 5:], "mean", lambda done: None))
+        results.append(positive_counts_of(q, gallery, columns[:, :5], columns[:, 5:], "mean"))
         ranking.implementation = original
-    for triton_count, blocked_count in zip(*results, strict=True):
-        assert torch.equal(triton_count, blocked_count)
+    for triton_count, tiled_count in zip(*results, strict=True):
+        assert torch.equal(triton_count, tiled_count)
     print(f"interpreted {len(shapes)} problems")
 
 

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from roadmap.kernels.counts import counts_at_least, implementation, pair_scores, working_bytes
+from roadmap.kernels.counts import counts_at_least, implementation, pair_scores
+from roadmap.kernels.tiled_counts import working_bytes
 from roadmap.metrics.counted import PositiveCounts, Ties, query_values
 from roadmap.metrics.relevance import Ignored, Relevance, exclusions, relevance
 from roadmap.metrics.vectors import Vectors, class_labels, unit_vectors
@@ -105,7 +106,8 @@ def retrieval_metrics(
     values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
     with _bar(int((wanted.positives > 0).sum()), progress) as advance:
         for some in wanted.chunks(*_chunk_limits(memory, q, g)):
-            counts = positive_counts_of(q[some], g, *wanted.columns(some), ties, advance)
+            own = some if gallery is None else None
+            counts = positive_counts_of(q[some], g, *wanted.columns(some), ties, own, advance)
             for name, value in query_values(counts, ks, ties).items():
                 values[name][some] = value
     summary = _means(values, wanted.positives > 0)
@@ -150,6 +152,7 @@ def positive_counts_of(
     columns: Tensor,
     excluded: Tensor,
     ties: Ties = "pessimistic",
+    own: Tensor | None = None,
     advance: Callable[[int], object] = lambda queries_done: None,
 ) -> PositiveCounts:
     """Counts for given positives in the rankings of n queries.
@@ -160,20 +163,23 @@ def positive_counts_of(
         columns: (n, P) gallery indices of each query's positives; -1: none.
         excluded: (n, E) gallery indices that leave each ranking, distinct and no positives of the query; -1: none.
         ties: "mean" asks for the counts of strictly higher negatives also.
+        own: (n,) distinct gallery indices of the queries, where all are gallery items: spares nearly half the products.
         advance: told of queries done.
     """
     both = ties == "mean"
     impl = implementation(queries, (1 + both) * columns.shape[1])
-    scores = pair_scores(queries, gallery, columns, impl).sort(dim=1, descending=True).values
+    wanted = pair_scores(queries, gallery, torch.cat([columns, excluded], dim=1), impl)
+    scores, left_out = (
+        part.sort(dim=1, descending=True).values for part in wanted.tensor_split([columns.shape[1]], dim=1)
+    )
     valid = scores > -torch.inf
     most = int(valid.sum(1).max())  # fewer than the columns where excluded items left
     scores, valid = scores[:, :most].contiguous(), valid[:, :most]
-    left_out = pair_scores(queries, gallery, excluded, impl).sort(dim=1, descending=True).values
     thresholds = torch.where(valid, scores, torch.inf)
     if both:  # s > t is s >= the next float after t: one pass counts both
         infinity = thresholds.new_tensor(torch.inf)
         thresholds = torch.cat([thresholds, torch.nextafter(thresholds, infinity)], dim=1)
-    everyone = counts_at_least(queries, gallery, thresholds, impl, advance)
+    everyone = counts_at_least(queries, gallery, thresholds, impl, own, advance)
 
     # Of those, the positives and the excluded items are not negatives. Rows descend, so their negatives ascend.
     falling, falling_out = -scores, -left_out
