@@ -129,6 +129,11 @@ def test_a_product_that_is_not_symmetric_serves_one_way_only(monkeypatch: pytest
     assert torch.equal(counts_at_least(gallery, gallery, thresholds, own=own), plain)
 
 
+def test_no_threshold_has_no_count() -> None:
+    q, gallery, _ = problem(3, 5, 4, 1)
+    assert counts_at_least(q, gallery, torch.empty(3, 0)).shape == (3, 0)
+
+
 def test_advance_is_told_of_every_query() -> None:
     q, gallery, columns = problem(800, 50, 4, 2)
     told: list[int] = []

@@ -68,6 +68,9 @@ def counts_at_least(
         own: (n,) distinct gallery indices of the queries, where all are gallery items: lets a score serve both ways.
         advance: told the number of queries finished since it was last told.
     """
+    if thresholds.numel() == 0:
+        advance(len(queries))
+        return torch.zeros(thresholds.shape, dtype=torch.int32, device=queries.device)
     if impl == "triton":
         from roadmap.kernels.triton_counts import counts_at_least as triton_counts_at_least
 
