@@ -52,12 +52,13 @@ def peers() -> dict[str, Loss]:
     return {"pml SmoothAP": SmoothAPLoss(), "pml FastAP": FastAPLoss()}
 
 
-def batch(size: int, device: str, dimensions: int = DIMENSIONS) -> tuple[Tensor, Tensor]:
-    """Half-trained embeddings: classes overlap, so that every branch of H⁻ is met. Labels are shuffled."""
-    generator = torch.Generator(device).manual_seed(size)
-    labels = torch.arange(size, device=device) // PER_CLASS
-    centres = torch.randn(size // PER_CLASS + 1, dimensions, device=device, generator=generator)
-    x = centres[labels] + 1.2 * torch.randn(size, dimensions, device=device, generator=generator)
+def batch(size: int, device: str, per_class: int = PER_CLASS, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Half-trained embeddings: members of a class score 0.4 on each other, others 0 give or take 0.04. Shuffled."""
+    generator = torch.Generator(device).manual_seed(seed)
+    labels = torch.arange(size, device=device) // per_class
+    centres = torch.randn(size // per_class + 1, DIMENSIONS, device=device, generator=generator)
+    generator.manual_seed(seed + 1 + size)
+    x = centres[labels] + 1.2 * torch.randn(size, DIMENSIONS, device=device, generator=generator)
     order = torch.randperm(size, device=device, generator=generator)
     return x[order].contiguous(), labels[order]
 
@@ -140,7 +141,7 @@ def run(device: str, sizes: list[int], budget: float) -> list[dict[str, Any]]:
     ours: dict[str, Loss] = {"ROADMAP": ROADMAP(), "SupAP": SupAP(), "SmoothAP": SmoothAP()}
     others: dict[str, Loss] = {"plain ROADMAP": plain_roadmap, **peers()}
     found = rates() if device == "cuda" else {}
-    limit = {name: 1 << 40 for name in (*ours, *others)}
+    limit = dict.fromkeys((*ours, *others), 1 << 40)
     rows = []
     for size in sizes:
         x, labels = batch(size, device)
@@ -159,11 +160,8 @@ def run(device: str, sizes: list[int], budget: float) -> list[dict[str, Any]]:
 def memory_rows(device: str, budget: float) -> list[dict[str, Any]]:
     """384 queries against 60,000 remembered vectors without gradient, 57 positives each."""
     queries, gallery, each = (384, 60_000, 57) if device == "cuda" else (64, 2_000, 8)
-    classes = gallery // each
-    x, _ = batch(queries, device)
-    remembered, _ = batch(gallery, device)
-    ref_labels = torch.arange(gallery, device=device) % classes
-    labels = torch.arange(queries, device=device) // PER_CLASS
+    x, labels = batch(queries, device)  # the centres of its classes are the first of the gallery's
+    remembered, ref_labels = batch(gallery, device, per_class=each)
     step = step_of(ROADMAP(), x, labels, ref_emb=remembered, ref_labels=ref_labels)
     row = measured(f"ROADMAP x {gallery} memory", step, queries, device, budget)
     return [row]

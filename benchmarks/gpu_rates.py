@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from triton.testing import do_bench
 
+from roadmap.kernels.triton_launch import Arena
 from roadmap.kernels.triton_math import sigmoid
 from roadmap.kernels.triton_small import score_matrix
 from roadmap.kernels.triton_units import unit_vectors
@@ -30,12 +31,12 @@ def measured_rates(size: int = 8192, dimensions: int = 512) -> dict[str, float]:
     """Operations per second, by name."""
     x = torch.randn(size, dimensions, device="cuda")
     half = x.half()
-    units = unit_vectors(x)
+    units = unit_vectors(Arena(x.device), x)
     flops = 2 * size * size * dimensions
     seconds = 1e-3
     found = {
         "float32 matmul (cuBLAS)": flops / (_ms(lambda: x @ x.T) * seconds),
-        "split float16 matmul": flops / (_ms(lambda: score_matrix(units, units)) * seconds),
+        "split float16 matmul": flops / (_ms(lambda: score_matrix(Arena(x.device), units, units)) * seconds),
         "float16 matmul (cuBLAS)": flops / (_ms(lambda: half @ half.T) * seconds),
     }
     programs, block, rounds = 132 * 16, 1024, 256

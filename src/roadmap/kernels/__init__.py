@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -126,22 +127,24 @@ class _LossFromEmbeddings(torch.autograd.Function):
     def forward(
         ctx: Any, queries: Tensor, gallery: Tensor | None, query_labels: Tensor, gallery_labels: Tensor, rule: LossRule
     ) -> Tensor:
-        from roadmap.kernels import triton_products, triton_small, triton_tiles
+        from roadmap.kernels import triton_fused
 
+        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
         small = len(query_labels) * len(gallery_labels) <= SMALL
-        forward = triton_small.forward if small else triton_tiles.forward
-        ctx.backward_of = triton_small.backward if small else triton_products.backward
-        loss, ctx.state = forward(queries, query_labels, gallery, gallery_labels, rule, any(ctx.needs_input_grad))
+        with _on_device_of(queries):
+            loss, ctx.state = triton_fused.forward(queries, query_labels, gallery, gallery_labels, rule, needs, small)
         ctx.save_for_backward(queries, gallery)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        from roadmap.kernels import triton_fused
+
         queries, gallery = ctx.saved_tensors
         for_queries, for_gallery = ctx.needs_input_grad[:2]
         with torch.no_grad():
-            dq, dg = ctx.backward_of(
-                ctx.state, grad.float(), queries if for_queries else None, gallery if for_gallery else None
+            dq, dg = triton_fused.backward(
+                ctx.state, grad, queries if for_queries else None, gallery if for_gallery else None
             )
         return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery), None, None, None
 
@@ -151,19 +154,27 @@ class _CosineScores(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, gallery: Tensor | None) -> Tensor:
         from roadmap.kernels import triton_small
 
-        scores, ctx.units = triton_small.cosine_scores(queries, gallery)
+        with _on_device_of(queries):
+            scores, ctx.q, ctx.g = triton_small.cosine_scores(queries, gallery)
         ctx.save_for_backward(queries, gallery)
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         from roadmap.kernels import triton_small
+        from roadmap.kernels.triton_launch import Arena
 
         queries, gallery = ctx.saved_tensors
         for_queries, for_gallery = ctx.needs_input_grad
-        q, g = ctx.units
         with torch.no_grad():
-            dq, dg = triton_small.score_gradients(
-                grad.contiguous(), q, g, queries if for_queries else None, gallery if for_gallery else None
-            )
+            dq = torch.empty_like(queries, memory_format=torch.contiguous_format) if for_queries else None
+            dg = torch.empty_like(gallery, memory_format=torch.contiguous_format) if for_gallery else None
+            triton_small.add_score_gradients(Arena(grad.device), grad.contiguous(), ctx.q, ctx.g, dq, dg)
         return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery)
+
+
+def _on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Launches go to the current device; this makes it the tensor's, where it is another."""
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)

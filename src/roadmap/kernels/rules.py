@@ -25,6 +25,11 @@ class RankRule:
         return 1 / (1 + math.exp(-self.delta / self.tau)) + 0.5
 
     @property
+    def negligible(self) -> float:
+        """Below this t, H⁻(t) <= e⁻³⁴: a million such items move a rank by less than float32 can hold."""
+        return -34 * self.tau
+
+    @property
     def steepest(self) -> float:
         """The largest slope of H⁻, for bounds."""
         return max(0.25 / self.tau, self.rho)

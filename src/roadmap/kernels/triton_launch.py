@@ -1,13 +1,19 @@
-"""Launching a Triton kernel at little more than the price of the launch.
+"""Launching Triton kernels at little more than the price of the launches.
 
-Triton works out at every call how its arguments specialise the kernel, 20 to 100 microseconds for kernels with as many
-arguments as ours; a loss over a small batch is nothing but such calls. Here a launch that looks like an earlier one
-(the same kernel, integers, dtypes and alignments) goes straight to the compiled kernel.
+A loss over a small batch keeps the GPU busy for 30 microseconds. Triton works out at every call how the arguments
+specialise the kernel, and torch allocates every tensor: together 30 times that. So the launches of one call are
+recorded once, as compiled kernels over three kinds of arguments: tensors the caller brings, places in one workspace,
+and constants. From then on a call of the same shape allocates the workspace and plays the record.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,32 +23,99 @@ from torch import Tensor
 # The compiled kernel's own calling convention is not a public interface: it is used where it was tested, and every
 # other version of Triton (and its interpreter) takes the ordinary way.
 _DIRECT = triton.__version__.startswith("3.6.") and os.environ.get("TRITON_INTERPRET") != "1"
-_compiled: dict[tuple[Any, ...], Any] = {}
+_ALIGNMENT = 256
+_local = threading.local()
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
 ) -> None:
     """`kernel[grid](*args, **constants)`: all `args` first, then the tl.constexpr parameters by name."""
-    if not _DIRECT:
-        kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
-        return
-    device = torch.cuda.current_device()
-    key = (kernel, device, num_warps, num_stages, *constants.values(), *[_specialised(a) for a in args])
-    compiled = _compiled.get(key)
-    if compiled is None:
-        _compiled[key] = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
-        return
-    wide = (*grid, 1, 1)
-    compiled.run(
-        wide[0], wide[1], wide[2], torch._C._cuda_getCurrentRawStream(device),
-        compiled.function, compiled.packed_metadata, None, None, None,
-        *args, *[constants[name] for name in kernel.arg_names[len(args) :]],
-    )  # fmt: skip
+    compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
+    record = getattr(_local, "record", None)
+    if record is not None:
+        record.append((compiled, (*grid, 1, 1)[:3], (*args, *[constants[n] for n in kernel.arg_names[len(args) :]])))
 
 
-def _specialised(argument: Any) -> Any:
-    """What Triton compiles into the kernel about an argument; an integer stands for itself, which says more."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() & 15 == 0
-    return argument if isinstance(argument, int) else None
+class Arena:
+    """Where the tensors of one call come from: one buffer, once an earlier call has shown how much it takes."""
+
+    def __init__(self, device: torch.device, size: int | None = None) -> None:
+        self.device = device
+        self.buffer = None if size is None else torch.empty(size, device=device, dtype=torch.uint8)
+        self.used = 0
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        count = math.prod(shape) * dtype.itemsize
+        start = self.used
+        self.used += -(-count // _ALIGNMENT) * _ALIGNMENT
+        if self.buffer is None:
+            return torch.empty(shape, device=self.device, dtype=dtype)
+        return self.buffer[start : start + count].view(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Recorded launches. A template names, for each argument, a place: (which tensor, offset), or (-1, constant)."""
+
+    steps: list[tuple[Any, tuple[int, int, int], list[tuple[int, Any]]]]
+    workspace: int
+
+    def play(self, addresses: Sequence[int], device: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        for compiled, (x, y, z), template in self.steps:
+            args = [value if which < 0 else addresses[which] + value for which, value in template]
+            compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+
+
+def _tape(record: list[Any], tensors: Sequence[Tensor | None], workspace: int) -> Tape | None:
+    """The record with every tensor named by where it lies in `tensors`; None if one lies elsewhere."""
+    spans = [(t.data_ptr(), t.data_ptr() + max(t.nbytes, 1)) if t is not None else (0, 0) for t in tensors]
+
+    def place(argument: Any) -> tuple[int, Any] | None:
+        if not isinstance(argument, Tensor):
+            return -1, argument
+        address = argument.data_ptr()
+        return next(((n, address - first) for n, (first, end) in enumerate(spans) if first <= address < end), None)
+
+    steps = []
+    for compiled, grid, args in record:
+        template = [place(a) for a in args]
+        if None in template:
+            return None
+        steps.append((compiled, grid, template))
+    return Tape(steps, workspace)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _recording() -> Iterator[list[Any]]:
+    record: list[Any] = []
+    before = getattr(_local, "record", None)
+    _local.record = record
+    try:
+        yield record
+    finally:
+        _local.record = before
+
+
+class Program:
+    """One half (forward or backward) of a call of one shape: measured at its first run, recorded at its second."""
+
+    def __init__(self) -> None:
+        self.size: int | None = None
+        self.tape: Tape | None = None
+
+    @contextmanager
+    def run(self, device: torch.device, tensors: Sequence[Tensor | None]) -> Iterator[Arena]:
+        """The arena to allocate from while launching over `tensors`; what is launched within may be recorded."""
+        arena = Arena(device, self.size if _DIRECT else None)
+        with _recording() as record:
+            yield arena
+        if arena.buffer is not None:
+            self.tape = _tape(record, [*tensors, arena.buffer], arena.used)
+        self.size = arena.used
+
+
+def signature_of(tensor: Tensor | None) -> Any:
+    """What a recorded launch takes for granted about a tensor."""
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15 == 0)

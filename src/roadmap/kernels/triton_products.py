@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_launch import Arena, launch
 from roadmap.kernels.triton_math import DEPTH, TILE
 from roadmap.kernels.triton_reduce import embedding_gradient
 from roadmap.kernels.triton_tiles import PROGRAMS, TileState, score_gradient_tiles
@@ -50,6 +50,12 @@ def _product(
 
 
 @triton.jit
+def _zero(Out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Out + at, tl.zeros((BLOCK,), tl.float32), mask=at < size)
+
+
+@triton.jit
 def _add_splits(Partial, Out, size, splits, out_first, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(Out + out_first + at, mask=at < size, other=0.0)
@@ -58,91 +64,94 @@ def _add_splits(Partial, Out, size, splits, out_first, BLOCK: tl.constexpr):
     tl.store(Out + out_first + at, total, mask=at < size)
 
 
-def _add_product(
-    halves: Tensor, transposed: bool, rows: int, inner: int, units: UnitVectors, u_first: int, out: Tensor,
-    out_first: int, factors: Tensor,
-) -> None:  # fmt: skip
-    """out[out_first:][:rows] += W units[u_first:][:inner], W the block in `halves` or its transpose."""
-    width = halves.shape[2]
-    dims = units.dimensions
-    stride_row, stride_inner = (1, width) if transposed else (width, 1)
-    column = 128 if dims % 128 == 0 else DEPTH
-    programs = (rows // TILE) * (dims // column)
+def _splits(rows: int, inner: int, dims: int) -> tuple[int, int]:
+    """In how many parts the inner dimension of a product is taken, to fill the GPU, and how long each is."""
+    programs = (rows // TILE) * (dims // _columns(dims))
     splits = max(1, min(PROGRAMS // 2 // programs, inner // (8 * DEPTH)))
     per_split = triton.cdiv(triton.cdiv(inner, splits), DEPTH) * DEPTH
-    splits = triton.cdiv(inner, per_split)
+    return triton.cdiv(inner, per_split), per_split
+
+
+def _columns(dims: int) -> int:
+    return TILE if dims % TILE == 0 else DEPTH
+
+
+def _add_product(
+    halves: tuple[Tensor, Tensor], transposed: bool, rows: int, inner: int, units: UnitVectors, u_first: int,
+    out: Tensor, out_first: int, factors: Tensor, partial: Tensor,
+) -> None:  # fmt: skip
+    """out[out_first:][:rows] += W units[u_first:][:inner], W the block in `halves` or its transpose."""
+    width, dims = halves[0].shape[1], units.dimensions
+    stride_row, stride_inner = (1, width) if transposed else (width, 1)
+    splits, per_split = _splits(rows, inner, dims)
     size = rows * dims
-    target = torch.empty(splits, rows, dims, device=out.device, dtype=torch.float32) if splits > 1 else out
-    launch(_product, (rows // TILE, dims // column, splits),
-        halves[0], halves[1], units.hi, units.lo, factors, target, inner, per_split, size, u_first,
-        0 if splits > 1 else out_first, stride_row, stride_inner,
-        DIM=dims, SPLIT=splits > 1, BM=TILE, BN=column, BK=DEPTH, num_warps=8, num_stages=3,
+    launch(_product, (rows // TILE, dims // _columns(dims), splits),
+        halves[0], halves[1], units.hi, units.lo, factors, partial if splits > 1 else out, inner, per_split, size,
+        u_first, 0 if splits > 1 else out_first, stride_row, stride_inner,
+        DIM=dims, SPLIT=splits > 1, BM=TILE, BN=_columns(dims), BK=DEPTH, num_warps=8,
     )  # fmt: skip
     if splits > 1:
-        launch(
-            _add_splits,
-            (triton.cdiv(size, 4096),),
-            target,
-            out,
-            size,
-            splits,
-            out_first * dims,
-            BLOCK=4096,
-            num_warps=8,
-        )
+        grid = (triton.cdiv(size, 4096),)
+        launch(_add_splits, grid, partial, out, size, splits, out_first * dims, BLOCK=4096, num_warps=8)
 
 
 def block_shape(M: int, N: int, dims: int) -> tuple[int, int]:
     """Rows and columns of the blocks of ∂L/∂s, whole tiles."""
-    wanted = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, (M + N) * dims // 2))
+    wanted = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, (M + N) * dims))
     columns = min(triton.cdiv(N, TILE) * TILE, WIDEST_BLOCK)
     rows = max(1, wanted // columns // TILE) * TILE
     return min(rows, triton.cdiv(M, TILE) * TILE), columns
 
 
 def backward(
-    state: TileState, upstream: Tensor, queries: Tensor | None, gallery: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients at `queries` and at `gallery`; None in, None out. In the in-batch call both roles meet in `queries`."""
-    q, g, pairs = state.queries, state.gallery, state.pairs
-    M, N, dims = len(pairs.start), len(g.norms), q.dimensions
-    device = state.factors.device
-    for_queries = torch.zeros(q.hi.shape, device=device) if queries is not None else None
-    for_gallery = torch.zeros(g.hi.shape, device=device) if gallery is not None else None
-    if state.in_batch:
-        for_gallery = for_queries
+    arena: Arena, state: TileState, upstream: Tensor, grad_queries: Tensor | None, grad_gallery: Tensor | None
+) -> None:
+    """Writes the gradients that are asked for. In the in-batch call both roles meet in `grad_queries`."""
+    q, g = state.queries, state.gallery
+    M, N, dims = len(q.norms), len(g.norms), q.dimensions
+    for_queries = None if grad_queries is None else _zeros(arena, q)
+    for_gallery = for_queries if state.in_batch else None if grad_gallery is None else _zeros(arena, g)
     height, width = block_shape(M, N, dims)
-    halves = torch.empty(2, height, width, device=device, dtype=torch.float16)
+    halves = arena.empty(height, width, dtype=torch.float16), arena.empty(height, width, dtype=torch.float16)
+    by_queries, by_gallery = (_splits(*shape, dims)[0] * shape[0] for shape in ((height, width), (width, height)))
+    partial = arena.empty(
+        max(by_queries if for_queries is not None else 0, by_gallery if by_gallery > width else 0), dims
+    )
     for row in range(0, M, height):
         rows = triton.cdiv(min(height, M - row), TILE) * TILE
         for column in range(0, N, width):
             columns = triton.cdiv(min(width, N - column), TILE) * TILE
             _fill_block(state, halves, row, rows, column, columns, M, N)
             if for_queries is not None:
-                _add_product(halves, False, rows, columns, g, column, for_queries, row, state.factors)
+                _add_product(halves, False, rows, columns, g, column, for_queries, row, state.factors, partial)
             if for_gallery is not None:
-                _add_product(halves, True, columns, rows, q, row, for_gallery, column, state.factors)
-    del halves
-    grad_queries = grad_gallery = None
-    if queries is not None and for_queries is not None:
-        grad_queries = embedding_gradient(for_queries, q.hi, q.lo, q.norms, q.order, upstream, queries)
-    if gallery is not None and for_gallery is not None:
-        grad_gallery = embedding_gradient(for_gallery, g.hi, g.lo, g.norms, g.order, upstream, gallery)
-    return grad_queries, grad_gallery
+                _add_product(halves, True, columns, rows, q, row, for_gallery, column, state.factors, partial)
+    if for_queries is not None and grad_queries is not None:
+        embedding_gradient(for_queries, q.hi, q.lo, q.norms, q.order, upstream, grad_queries)
+    if for_gallery is not None and grad_gallery is not None:
+        embedding_gradient(for_gallery, g.hi, g.lo, g.norms, g.order, upstream, grad_gallery)
+
+
+def _zeros(arena: Arena, units: UnitVectors) -> Tensor:
+    out = arena.empty(*units.hi.shape)
+    launch(_zero, (triton.cdiv(out.numel(), 4096),), out, out.numel(), BLOCK=4096, num_warps=8)
+    return out
 
 
 def _fill_block(
-    state: TileState, halves: Tensor, row: int, rows: int, column: int, columns: int, M: int, N: int
+    state: TileState, halves: tuple[Tensor, Tensor], row: int, rows: int, column: int, columns: int, M: int, N: int
 ) -> None:
     q, g, pairs, rule = state.queries, state.gallery, state.pairs, state.rule
     ranks, calibration = rule.ranks, rule.calibration
     launch(score_gradient_tiles, (rows // TILE, columns // TILE),
         q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores, state.weights,
-        state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column, halves.shape[2],
+        state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column,
+        halves[0].shape[1],
         1 / ranks.tau if ranks else 0.0,
         ranks.rho if ranks else 0.0,
         ranks.delta if ranks else 0.0,
         ranks.top if ranks else 0.0,
+        ranks.negligible if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap",

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
-from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_launch import Arena, launch
 
 # Rows of the (STATISTICS, M) array that the rank kernels fill, one column per query.
 AP_LOSS, COUNTED, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT, POS_SHARE, NEG_SHARE, BOUND = range(9)
 STATISTICS = 9
-# Entries of the factors that the reduction leaves for the backward: the loss; what ∂AP_i and the two calibration
-# terms are multiplied by; the power of two that brings the largest score gradient near the top of float16.
-LOSS, AP_FACTOR, POS_FACTOR, NEG_FACTOR, HALF_SCALE = range(5)
+# Entries of the factors that the reduction leaves for the backward, from 1: what ∂AP_i and the two calibration terms
+# are multiplied by; the power of two that brings the largest score gradient near the top of float16.
+AP_FACTOR, POS_FACTOR, NEG_FACTOR, HALF_SCALE = range(1, 5)
 FACTORS = 5
 
 
@@ -32,7 +31,7 @@ def _poison(Norms, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def _reduce(
-    Stats, QNorms, GNorms, Factors, M, N, ap_weight, calibration_weight,
+    Stats, QNorms, GNorms, Factors, Loss, M, N, ap_weight, calibration_weight,
     RANKS: tl.constexpr, CALIBRATE: tl.constexpr, GALLERY: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: the order of the sums never changes."""
@@ -72,19 +71,20 @@ def _reduce(
         largest += tl.maximum(by_pos, by_neg)
         tl.store(Factors + 2, by_pos)
         tl.store(Factors + 3, by_neg)
-    tl.store(Factors, loss)
+    tl.store(Loss, loss)
     usable = (largest > 1e-30) & (largest < 1e30)
     tl.store(Factors + 4, tl.where(usable, tl.exp2(tl.floor(14.0 - tl.log2(tl.where(usable, largest, 1.0)))), 1.0))
 
 
 def reduced_loss(
-    stats: Tensor, query_norms: Tensor, gallery_norms: Tensor | None, rule: LossRule, bounded: bool
-) -> Tensor:
-    """The (FACTORS,) vector: the loss, and what its backward is multiplied by."""
+    arena: Arena, loss: Tensor, stats: Tensor, query_norms: Tensor, gallery_norms: Tensor | None, rule: LossRule,
+    bounded: bool,
+) -> Tensor:  # fmt: skip
+    """Writes the loss; returns the (FACTORS,) that its backward is multiplied by."""
     M = stats.shape[1]
-    factors = torch.empty(FACTORS, device=stats.device, dtype=torch.float32)
+    factors = arena.empty(FACTORS)
     launch(_reduce, (1,),
-        stats, query_norms, gallery_norms, factors, M, 0 if gallery_norms is None else len(gallery_norms),
+        stats, query_norms, gallery_norms, factors, loss, M, 0 if gallery_norms is None else len(gallery_norms),
         rule.ap_weight, rule.calibration_weight,
         RANKS=rule.ranks is not None,
         CALIBRATE=rule.calibration is not None,
@@ -128,15 +128,13 @@ def _embedding_rows(
 
 
 def embedding_gradient(
-    grad: Tensor, hi: Tensor, lo: Tensor, norms: Tensor, order: Tensor | None, upstream: Tensor | None, like: Tensor
-) -> Tensor:
-    """∂L/∂embeddings, shaped and typed as `like`, from `grad` = ∂L/∂(unit vectors), (rows, padded dimensions)."""
-    out = torch.empty(like.shape, device=like.device, dtype=like.dtype)
-    M, D = like.shape
+    grad: Tensor, hi: Tensor, lo: Tensor, norms: Tensor, order: Tensor | None, upstream: Tensor | None, out: Tensor
+) -> None:
+    """Writes ∂L/∂embeddings into `out`, (M, D) contiguous, from `grad` = ∂L/∂(unit vectors), (rows, padded dims)."""
+    M, D = out.shape
     padded = hi.shape[1]
     launch(_embedding_rows, (M,),
         grad, hi, lo, norms, order, upstream, out, D,
         PADDED=padded, HAS_ORDER=order is not None, HAS_UPSTREAM=upstream is not None,
         BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,
     )  # fmt: skip
-    return out

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
-from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_launch import Arena, launch
 from roadmap.kernels.triton_math import DEPTH, TILE, score_tile
 from roadmap.kernels.triton_reduce import STATISTICS, embedding_gradient, reduced_loss
 from roadmap.kernels.triton_rows import launch_rows
@@ -90,75 +89,67 @@ def _unit_gradient(
     tl.store(Out + i[:, None] * PADDED + d[None, :], out, mask=(i < rows)[:, None])
 
 
-def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, tuple[UnitVectors, UnitVectors]]:
+def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, UnitVectors, UnitVectors]:
     """(M, N) scores, and the unit vectors they came from."""
-    q = unit_vectors(queries)
-    g = q if gallery is None else unit_vectors(gallery)
-    return score_matrix(q, g), (q, g)
+    arena = Arena(queries.device)
+    q = unit_vectors(arena, queries)
+    g = q if gallery is None else unit_vectors(arena, gallery)
+    return score_matrix(arena, q, g), q, g
 
 
-def score_matrix(q: UnitVectors, g: UnitVectors) -> Tensor:
+def score_matrix(arena: Arena, q: UnitVectors, g: UnitVectors) -> Tensor:
     M, N = len(q.norms), len(g.norms)
     tile, warps = (min(64, TILE), 4) if M * N <= SMALL_TILES else (TILE, 8)
-    scores = torch.empty(M, N, device=q.hi.device, dtype=torch.float32)
-    launch(
-        _scores,
-        (triton.cdiv(M, tile), triton.cdiv(N, tile)),
-        q.hi,
-        q.lo,
-        g.hi,
-        g.lo,
-        scores,
-        M,
-        N,
-        DIM=q.dimensions,
-        DEPTH=DEPTH,
-        BM=tile,
-        BN=tile,
-        num_warps=warps,
-    )
+    scores = arena.empty(M, N)
+    launch(_scores, (triton.cdiv(M, tile), triton.cdiv(N, tile)),
+        q.hi, q.lo, g.hi, g.lo, scores, M, N, DIM=q.dimensions, DEPTH=DEPTH, BM=tile, BN=tile, num_warps=warps,
+    )  # fmt: skip
     return scores
 
 
-def score_gradients(
-    weights: Tensor, q: UnitVectors, g: UnitVectors, queries: Tensor | None, gallery: Tensor | None,
-    upstream: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """From `weights` = ∂L/∂s, (M, N), to the gradients at `queries` and `gallery`; None in, None out.
+def add_score_gradients(
+    arena: Arena, weights: Tensor, q: UnitVectors, g: UnitVectors, grad_queries: Tensor | None,
+    grad_gallery: Tensor | None, upstream: Tensor | None = None,
+) -> None:  # fmt: skip
+    """From `weights` = ∂L/∂s, (M, N), to the gradients at the embeddings, written where a tensor is given.
 
-    Where `g` is `q`, every item is query and gallery at once and both roles meet in `queries`.
+    Where `g` is `q`, every item is query and gallery at once and both roles meet in `grad_queries`.
     """
     M, N = weights.shape
-    grad_queries = grad_gallery = None
-    if queries is not None:
-        grad = _product(weights, g, M, N, (N, 1), both=g is q)
-        grad_queries = embedding_gradient(grad, q.hi, q.lo, q.norms, q.order, upstream, queries)
-    if gallery is not None:
-        grad = _product(weights, q, N, M, (1, N), both=False)
-        grad_gallery = embedding_gradient(grad, g.hi, g.lo, g.norms, g.order, upstream, gallery)
-    return grad_queries, grad_gallery
+    if grad_queries is not None:
+        grad = _product(arena, weights, g, M, N, (N, 1), both=g is q)
+        embedding_gradient(grad, q.hi, q.lo, q.norms, q.order, upstream, grad_queries)
+    if grad_gallery is not None:
+        grad = _product(arena, weights, q, N, M, (1, N), both=False)
+        embedding_gradient(grad, g.hi, g.lo, g.norms, g.order, upstream, grad_gallery)
 
 
 def forward(
-    queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor, rule: LossRule, grad: bool
-) -> tuple[Tensor, SmallState | None]:
-    scores, (q, g) = cosine_scores(queries, gallery)
-    stats = torch.empty(STATISTICS, len(query_labels), device=queries.device, dtype=torch.float32)
-    slope = torch.empty_like(scores) if grad else None
+    arena: Arena, loss: Tensor, queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor,
+    rule: LossRule, grad: bool,
+) -> SmallState | None:  # fmt: skip
+    """Writes the loss; returns what its backward needs, if there will be one."""
+    q = unit_vectors(arena, queries)
+    g = q if gallery is None else unit_vectors(arena, gallery)
+    scores = score_matrix(arena, q, g)
+    M, N = scores.shape
+    stats = arena.empty(STATISTICS, M)
+    slope = arena.empty(M, N) if grad else None
     launch_rows(scores, None, None, query_labels, gallery_labels, slope, stats, rule, in_batch=gallery is None)
-    factors = reduced_loss(stats, q.norms, None if gallery is None else g.norms, rule, bounded=False)
+    norms = None if gallery is None else g.norms
+    factors = reduced_loss(arena, loss, stats, q.norms, norms, rule, bounded=False)
     if slope is None:
-        return factors[0], None
-    return factors[0], SmallState(q, g, scores, slope, stats, factors, query_labels, gallery_labels, rule)
+        return None
+    return SmallState(q, g, scores, slope, stats, factors, query_labels, gallery_labels, rule)
 
 
 def backward(
-    state: SmallState, upstream: Tensor, queries: Tensor | None, gallery: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients at `queries` and at `gallery`; None in, None out. In the in-batch call both roles meet in `queries`."""
+    arena: Arena, state: SmallState, upstream: Tensor, grad_queries: Tensor | None, grad_gallery: Tensor | None
+) -> None:
+    """Writes the gradients that are asked for. In the in-batch call both roles meet in `grad_queries`."""
     M, N = state.scores.shape
     rule, calibration = state.rule, state.rule.calibration
-    weights = torch.empty_like(state.slope)
+    weights = arena.empty(M, N)
     launch(_score_gradient, (M,),
         state.scores, state.slope, weights, state.stats, state.factors, state.query_labels, state.gallery_labels, M, N,
         calibration.alpha if calibration else 0.0,
@@ -166,13 +157,13 @@ def backward(
         RANKS=rule.ranks is not None, CALIBRATE=calibration is not None, IN_BATCH=state.gallery is state.queries,
         BLOCK=min(4096, triton.next_power_of_2(N)), num_warps=4,
     )  # fmt: skip
-    return score_gradients(weights, state.queries, state.gallery, queries, gallery, upstream)
+    add_score_gradients(arena, weights, state.queries, state.gallery, grad_queries, grad_gallery, upstream)
 
 
 def _product(
-    weights: Tensor, units: UnitVectors, rows: int, inner: int, strides: tuple[int, int], both: bool
+    arena: Arena, weights: Tensor, units: UnitVectors, rows: int, inner: int, strides: tuple[int, int], both: bool
 ) -> Tensor:
-    out = torch.empty(rows, units.dimensions, device=weights.device, dtype=torch.float32)
+    out = arena.empty(rows, units.dimensions)
     launch(_unit_gradient, (triton.cdiv(rows, 32), units.dimensions // DEPTH),
         weights, units.hi, units.lo, out, rows, inner, *strides,
         PADDED=units.dimensions, BOTH=both, BM=32, BN=DEPTH, BK=min(32, TILE), num_warps=4,

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
-from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_launch import Arena, launch
 from roadmap.kernels.triton_math import DEPTH, TILE, score_tile, sigmoid, step_and_slope
 from roadmap.kernels.triton_reduce import STATISTICS, reduced_loss
 from roadmap.kernels.triton_rows import store_calibration
@@ -34,8 +34,13 @@ PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: enough to even
 
 @dataclass(frozen=True)
 class PositivePairs:
-    """P_i as runs of columns: positives of row i are columns start[i] ... end[i] - 1, its scores lie at offset[i]."""
+    """P_i as runs of columns: positives of row i are columns start[i] ... end[i] - 1, its scores lie at offset[i].
 
+    Row i is query `query_order[i]`, column j gallery item `gallery_order[j]`: both in the order of their labels.
+    """
+
+    query_order: Tensor
+    gallery_order: Tensor
     start: Tensor
     end: Tensor
     offset: Tensor
@@ -59,16 +64,16 @@ class TileState:
     rule: LossRule
 
 
-def sorted_pairs(query_labels: Tensor, gallery_labels: Tensor | None) -> tuple[Tensor, Tensor, PositivePairs]:
-    """The orders of queries and gallery by label, and the runs of positives."""
+def sorted_pairs(query_labels: Tensor, gallery_labels: Tensor | None) -> PositivePairs:
+    """Queries and gallery in the order of their labels, and the runs of positives."""
     q_sorted, q_order = torch.sort(query_labels, stable=True)
     g_sorted, g_order = (q_sorted, q_order) if gallery_labels is None else torch.sort(gallery_labels, stable=True)
-    start = torch.searchsorted(g_sorted, q_sorted)
-    end = torch.searchsorted(g_sorted, q_sorted, right=True)
+    start = torch.searchsorted(g_sorted, q_sorted, out_int32=True)
+    end = torch.searchsorted(g_sorted, q_sorted, right=True, out_int32=True)
     size = end - start
     ends = size.cumsum(0)
     total, largest = (int(v) for v in torch.stack([ends[-1], size.max()]).tolist())  # the only read-back
-    return q_order, g_order, PositivePairs(start.int(), end.int(), ends - size, total, largest)
+    return PositivePairs(q_order, g_order, start, end, ends - size, total, largest)
 
 
 @triton.jit
@@ -91,7 +96,7 @@ def _positive_scores(
 @triton.jit
 def _rank_tiles(
     QHi, QLo, GHi, GLo, Start, End, Offset, Scores, RankNeg, SlopeNeg, NegSum, NegCount, M, N, pairs, tiles,
-    inv_tau, rho, delta, top, beta,
+    inv_tau, rho, delta, top, negligible, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KS: tl.constexpr,
 ):  # fmt: skip
@@ -114,17 +119,19 @@ def _rank_tiles(
         j = tile * BN + tl.arange(0, BN)
         s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
         neg = ((j[None, :] < start[:, None]) | (j[None, :] >= end[:, None])) & (j < N)[None, :]
+        s = tl.where(neg, s, -4.0)  # what is no negative lies below all thresholds and adds nothing
         if CALIBRATE:
-            above = neg & (s > beta)
-            neg_sum += tl.sum(tl.where(above, s - beta, 0.0), 1)
-            neg_count += tl.sum(above.to(tl.float32), 1)
+            neg_sum += tl.sum(tl.maximum(s - beta, 0.0), 1)
+            neg_count += tl.sum((s > beta).to(tl.float32), 1)
         if RANKS:
-            for k in range(0, k_here):
+            highest = tl.max(s, 1)
+            for k in range(k_here):
                 s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
-                value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
-                here = k_all[None, :] == k
-                rank += tl.where(here, tl.sum(tl.where(neg, value, 0.0), 1)[:, None], 0.0)
-                slopes += tl.where(here, tl.sum(tl.where(neg, slope, 0.0), 1)[:, None], 0.0)
+                if tl.max(highest - s_k, 0) > negligible:  # else every sigmoid of the tile has vanished
+                    value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
+                    here = k_all[None, :] == k
+                    rank += tl.where(here, tl.sum(value, 1)[:, None], 0.0)
+                    slopes += tl.where(here, tl.sum(slope, 1)[:, None], 0.0)
     if RANKS:
         at = split.to(tl.int64) * pairs + offset[:, None] + k_first + k_all[None, :]
         valid = ok[:, None] & (k_first + k_all[None, :] < size[:, None])
@@ -258,29 +265,33 @@ def _among_positives(
 
 
 def forward(
-    queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor, rule: LossRule, grad: bool
-) -> tuple[Tensor, TileState | None]:
+    arena: Arena,
+    loss: Tensor,
+    queries: Tensor,
+    gallery: Tensor | None,
+    pairs: PositivePairs,
+    rule: LossRule,
+    grad: bool,
+) -> TileState:
+    """Writes the loss; returns what its backward needs."""
     in_batch = gallery is None
-    q_order, g_order, pairs = sorted_pairs(query_labels, None if in_batch else gallery_labels)
-    q = unit_vectors(queries, q_order)
-    g = q if gallery is None else unit_vectors(gallery, g_order)
-    M, N = len(query_labels), len(gallery_labels)
-    device = queries.device
+    q = unit_vectors(arena, queries, pairs.query_order)
+    g = q if gallery is None else unit_vectors(arena, gallery, pairs.gallery_order)
+    M, N = len(q.norms), len(g.norms)
     ranks, calibration = rule.ranks, rule.calibration
-    shape = {"DIM": q.dimensions, "DEPTH": DEPTH, "BM": TILE, "BN": TILE}
+    tile = {"DIM": q.dimensions, "DEPTH": DEPTH, "BM": TILE, "BN": TILE}
     vectors = (q.hi, q.lo, g.hi, g.lo)
     runs = (pairs.start, pairs.end, pairs.offset)
     row_tiles, column_tiles = triton.cdiv(M, TILE), triton.cdiv(N, TILE)
-    scores, weights, by_pos, pos_slopes = torch.empty(4, max(pairs.total, 1), device=device, dtype=torch.float32)
-    launch(_positive_scores, (row_tiles, column_tiles), *vectors, *runs, scores, M, **shape, num_warps=8, num_stages=3)
+    scores, weights, by_pos, pos_slopes = (arena.empty(max(pairs.total, 1)) for _ in range(4))
+    launch(_positive_scores, (row_tiles, column_tiles), *vectors, *runs, scores, M, **tile, num_warps=8)
 
-    passes = triton.cdiv(pairs.largest, POSITIVES_AT_ONCE) if ranks and pairs.largest else 1
-    at_once = min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest)))
+    passes = max(1, triton.cdiv(pairs.largest, POSITIVES_AT_ONCE)) if ranks else 1
     splits = min(column_tiles, triton.cdiv(PROGRAMS, row_tiles * passes))
     tiles = triton.cdiv(column_tiles, splits)
     splits = triton.cdiv(column_tiles, tiles)
-    rank_neg, slope_neg = torch.empty(2, splits, pairs.total if ranks else 0, device=device, dtype=torch.float32)
-    neg_sum, neg_count = torch.empty(2, splits, M if calibration else 0, device=device, dtype=torch.float32)
+    rank_neg, slope_neg = (arena.empty(splits, pairs.total if ranks else 0) for _ in range(2))
+    neg_sum, neg_count = (arena.empty(splits, M if calibration else 0) for _ in range(2))
     supap = ranks is not None and ranks.kind == "supap"
     inv_tau = 1 / ranks.tau if ranks else 0.0
     launch(_rank_tiles, (row_tiles, splits, passes),
@@ -289,34 +300,33 @@ def forward(
         ranks.rho if ranks else 0.0,
         ranks.delta if ranks else 0.0,
         ranks.top if ranks else 0.0,
+        ranks.negligible if ranks else 0.0,
         calibration.beta if calibration else 0.0,
-        RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None, KS=at_once,
-        **shape, num_warps=8, num_stages=3,
+        RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None,
+        KS=min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest))), **tile, num_warps=8,
     )  # fmt: skip
-    stats = torch.empty(STATISTICS, M, device=device, dtype=torch.float32)
+    stats = arena.empty(STATISTICS, M)
     block = min(64, triton.next_power_of_2(max(pairs.largest, 2)))
     own = {"IN_BATCH": in_batch, "INCLUDE_SELF": rule.include_self, "KS": block}
+    warps = 1 if block <= 16 else 4
     launch(_finished_rows, (M,),
         *runs, scores, rank_neg, slope_neg, neg_sum, neg_count, weights, by_pos, pos_slopes, stats, M, N, pairs.total,
         splits, inv_tau,
         ranks.steepest if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None,
-        ALL=calibration is not None and calibration.average == "all", **own, num_warps=1 if block <= 16 else 4,
+        ALL=calibration is not None and calibration.average == "all", **own, num_warps=warps,
     )  # fmt: skip
     if grad and ranks is not None and not supap:
-        launch(
-            _among_positives, (M,), *runs, scores, by_pos, pos_slopes, inv_tau, **own, num_warps=1 if block <= 16 else 4
-        )
-    factors = reduced_loss(stats, q.norms, None if in_batch else g.norms, rule, bounded=True)
-    state = TileState(q, g, in_batch, pairs, scores, weights, pos_slopes, stats, factors, rule)
-    return factors[0], state if grad else None
+        launch(_among_positives, (M,), *runs, scores, by_pos, pos_slopes, inv_tau, **own, num_warps=warps)
+    factors = reduced_loss(arena, loss, stats, q.norms, None if in_batch else g.norms, rule, bounded=True)
+    return TileState(q, g, in_batch, pairs, scores, weights, pos_slopes, stats, factors, rule)
 
 
 @triton.jit
 def score_gradient_tiles(
     QHi, QLo, GHi, GLo, Start, End, Offset, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
-    row_first, column_first, columns, inv_tau, rho, delta, top, alpha, beta,
+    row_first, column_first, columns, inv_tau, rho, delta, top, negligible, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -332,11 +342,13 @@ def score_gradient_tiles(
     pos = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
     grad = tl.zeros((BM, BN), tl.float32)
     if RANKS:
-        for k in range(0, tl.max(size, 0)):
+        highest = tl.max(tl.where(pos, -4.0, s), 1)
+        for k in range(tl.max(size, 0)):
             s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
-            weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
-            _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
-            grad += weight[:, None] * slope
+            if tl.max(highest - s_k, 0) > negligible:
+                weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
+                _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
+                grad += weight[:, None] * slope
         grad = grad * tl.load(Factors + 1)
     if CALIBRATE:
         by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)

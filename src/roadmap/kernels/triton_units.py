@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_launch import Arena, launch
 from roadmap.kernels.triton_math import DEPTH, TILE, unit_rows
 
 
@@ -26,14 +26,14 @@ class UnitVectors:
         return self.hi.shape[1]
 
 
-def unit_vectors(x: Tensor, order: Tensor | None = None) -> UnitVectors:
+def unit_vectors(arena: Arena, x: Tensor, order: Tensor | None = None) -> UnitVectors:
     M, D = x.shape
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, padded = triton.cdiv(M, TILE) * TILE, triton.cdiv(D, DEPTH) * DEPTH
-    hi = torch.empty(rows, padded, device=x.device, dtype=torch.float16)
-    lo = torch.empty_like(hi)
-    norms = torch.empty(M, device=x.device, dtype=torch.float32)
+    hi = arena.empty(rows, padded, dtype=torch.float16)
+    lo = arena.empty(rows, padded, dtype=torch.float16)
+    norms = arena.empty(M)
     launch(unit_rows, (rows,),
         x, order, hi, lo, norms, M, D, x.stride(0),
         PADDED=padded, HAS_ORDER=order is not None, BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,

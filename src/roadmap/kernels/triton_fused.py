@@ -1,0 +1,82 @@
+"""One loss from embeddings: which kernels run, and whether they are launched one by one or played from a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roadmap.kernels import triton_products, triton_small, triton_tiles
+from roadmap.kernels.rules import LossRule
+from roadmap.kernels.triton_launch import Program, signature_of
+
+_programs: dict[Any, tuple[Program, Program]] = {}
+
+
+@dataclass(frozen=True)
+class FusedState:
+    """Between forward and backward: what the kernels left (None where it was played), and where."""
+
+    programs: tuple[Program, Program]
+    tensors: tuple[Tensor | None, ...]
+    kept: Any
+    small: bool
+
+
+def forward(
+    queries: Tensor,
+    query_labels: Tensor,
+    gallery: Tensor | None,
+    gallery_labels: Tensor,
+    rule: LossRule,
+    needs: tuple[bool, bool],
+    small: bool,
+) -> tuple[Tensor, FusedState]:
+    query_labels, gallery_labels = query_labels.long().contiguous(), gallery_labels.long().contiguous()
+    loss = torch.empty((), device=queries.device)
+    pairs = None if small else triton_tiles.sorted_pairs(query_labels, None if gallery is None else gallery_labels)
+    runs = () if pairs is None else (pairs.query_order, pairs.gallery_order, pairs.start, pairs.end, pairs.offset)
+    tensors = (queries, gallery, query_labels, gallery_labels, loss, *runs)
+    signatures = tuple(signature_of(t) for t in tensors)
+    counts = None if pairs is None else (pairs.total, pairs.largest)
+    key = (rule, needs, small, queries.device, counts, signatures)
+    programs = _programs.setdefault(key, (Program(), Program()))
+    tape = programs[0].tape
+    if tape is not None and (programs[1].tape is not None or not any(needs)):
+        workspace = torch.empty(tape.workspace, device=queries.device, dtype=torch.uint8)
+        everything = (*tensors, workspace)
+        tape.play([0 if t is None else t.data_ptr() for t in everything], queries.device.index or 0)
+        return loss, FusedState(programs, everything, None, small)
+    with programs[0].run(queries.device, tensors) as arena:
+        if pairs is None:
+            kept: Any = triton_small.forward(
+                arena, loss, queries, query_labels, gallery, gallery_labels, rule, any(needs)
+            )
+        else:
+            kept = triton_tiles.forward(arena, loss, queries, gallery, pairs, rule, any(needs))
+    return loss, FusedState(programs, (*tensors, arena.buffer), kept, small)
+
+
+def backward(
+    state: FusedState, upstream: Tensor, queries: Tensor | None, gallery: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients at `queries` and at `gallery`; None in, None out. In the in-batch call both roles meet in `queries`."""
+    program = state.programs[1]
+    upstream = upstream.float()
+    if upstream.data_ptr() & 15:
+        upstream = upstream.clone()  # a record takes aligned tensors for granted
+    grad_queries = None if queries is None else torch.empty_like(queries, memory_format=torch.contiguous_format)
+    grad_gallery = None if gallery is None else torch.empty_like(gallery, memory_format=torch.contiguous_format)
+    tensors = (*state.tensors, upstream, grad_queries, grad_gallery)
+    if state.kept is None:
+        assert program.tape is not None
+        workspace = torch.empty(program.tape.workspace, device=upstream.device, dtype=torch.uint8)
+        everything = (*tensors, workspace)
+        program.tape.play([0 if t is None else t.data_ptr() for t in everything], upstream.device.index or 0)
+        return grad_queries, grad_gallery
+    with program.run(upstream.device, tensors) as arena:
+        module = triton_small if state.small else triton_products
+        module.backward(arena, state.kept, upstream, grad_queries, grad_gallery)
+    return grad_queries, grad_gallery
