@@ -127,7 +127,8 @@ def measured_apart(who: str, device: str, size: tuple[int, int, int], repeats: i
     except subprocess.TimeoutExpired:
         return {"skipped": f"not done in {limit:.0f} s"}
     if done.returncode:
-        return {"skipped": (done.stderr.strip().splitlines() or ["died"])[-1]}
+        killed = "killed: it needs more memory than there is"
+        return {"skipped": killed if done.returncode == -9 else (done.stderr.strip().splitlines() or ["died"])[-1]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -147,7 +148,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--scale", default="20000", help="a number of items, or sop, inat, million, all")
     parser.add_argument("--dim", type=int, default=512, help="dimensions where --scale is a number")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2, help="processes for each contender, taking turns")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls in each process")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for one measurement")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -158,16 +160,27 @@ def main() -> None:
     about, rows = provenance(options.device) | versions(), []
     for scale in scales:
         size = SCALES[scale] if scale in SCALES else (int(scale), options.dim, 5)
-        for who in RUN_BY[options.device]:
-            if scale == "million" and who != "roadmap":
-                continue
-            repeats = 1 if scale == "million" else 0 if who == "pml k=None" else options.repeats
-            found = measured_apart(who, options.device, size, repeats, options.limit)
-            rows.append(
-                {"scale": scale, "items": size[0], "dim": size[1], "who": who, "computes": WHO[who]} | found | about
-            )
+        contenders = ["roadmap"] if scale == "million" else RUN_BY[options.device]
+        best: dict[str, dict[str, Any]] = {}
+        for _ in range(options.rounds):  # in turn, so that a busy minute of the machine meets them all
+            for who in contenders:
+                if "skipped" not in best.get(who, {}) and not (who in best and who == "pml k=None"):
+                    repeats = 0 if who == "pml k=None" else options.repeats
+                    found = measured_apart(who, options.device, size, repeats, options.limit)
+                    best[who] = found if who not in best else better(best[who], found)
+        for who in contenders:
+            what = {"scale": scale, "items": size[0], "dim": size[1], "who": who, "computes": WHO[who]}
+            rows.append(what | best[who] | about)
             print_row(rows[-1])
     write(rows, ROOT / "benchmarks" / "results" / f"metrics_{options.device}.csv")
+
+
+def better(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The least time and the most memory of two measurements."""
+    if "skipped" in other:
+        return one
+    least, most = ("seconds", "cpu_seconds"), ("extra_MiB", "peak_MiB")
+    return other | {key: min(one[key], other[key]) for key in least} | {key: max(one[key], other[key]) for key in most}
 
 
 def print_row(row: dict[str, Any]) -> None:
