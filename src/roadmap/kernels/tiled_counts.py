@@ -111,9 +111,10 @@ def _counts_among_themselves(queries: Tensor, thresholds: Tensor, advance: Advan
         for left in range(top // width * width, number, width):
             product(block, _filled(queries[left : left + width], width), tile)
             tile[:, number - left :] = -torch.inf
-            tile[number - top :] = -torch.inf
             total[top : top + height] += _hits(tile, bars[top : top + height], room)
-            if left > top:  # beside the diagonal block of `width`, whose rows meet all its columns themselves
+            # Not in the diagonal block of `width`, whose rows meet all its columns themselves. Rows here are full: what
+            # fills the last block of rows has no tile further right.
+            if left > top:
                 total[left : left + width] += _hits_of_columns(tile, bars[left : left + width], room)
         advance(min(height, number - top))
     return total[:number]
