@@ -50,17 +50,25 @@ def unit_rows(
 
 
 @triton.jit
-def score_tile(QHi, QLo, GHi, GLo, rows, columns, DIM: tl.constexpr, DEPTH: tl.constexpr):
-    """Scores of `rows` x `columns`, float32; both must lie inside the padded matrices."""
+def score_tile(
+    QHi, QLo, GHi, GLo, row_first, column_first,
+    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Scores of BM rows x BN columns, float32; the tile must lie inside the padded matrices.
+
+    64-bit addresses are scalars and the offsets within a tile 32-bit: registers are what limits these kernels.
+    """
     d = tl.arange(0, DEPTH)
-    q = rows.to(tl.int64)[:, None] * DIM + d[None, :]
-    g = columns.to(tl.int64)[None, :] * DIM + d[:, None]
-    scores = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    q = tl.arange(0, BM)[:, None] * DIM + d[None, :]
+    g = tl.arange(0, BN)[None, :] * DIM + d[:, None]
+    q_first = tl.cast(row_first, tl.int64) * DIM
+    g_first = tl.cast(column_first, tl.int64) * DIM
+    scores = tl.zeros((BM, BN), tl.float32)
     for start in range(0, DIM, DEPTH):
-        q_hi = tl.load(QHi + q + start)
-        g_hi = tl.load(GHi + g + start)
-        part = tl.dot(q_hi, tl.load(GLo + g + start))
-        part = tl.dot(tl.load(QLo + q + start), g_hi, part)
+        q_hi = tl.load(QHi + q_first + start + q)
+        g_hi = tl.load(GHi + g_first + start + g)
+        part = tl.dot(q_hi, tl.load(GLo + g_first + start + g))
+        part = tl.dot(tl.load(QLo + q_first + start + q), g_hi, part)
         part = tl.dot(q_hi, g_hi, part)
         scores += part
     return scores * 5.9604644775390625e-08  # 2⁻²⁴

@@ -15,9 +15,10 @@ from roadmap.kernels.triton_units import UnitVectors
 
 # A block of score gradients lives only until it is multiplied: 4 bytes an entry. Its size follows the vectors it
 # serves, so that it stays a fraction of what must be held anyway, within these limits.
-SMALLEST_BLOCK = 1 << 21
+SMALLEST_BLOCK = 3 << 19
 LARGEST_BLOCK = 1 << 25
 WIDEST_BLOCK = 1 << 16
+GRADIENT_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
 
 
 @triton.jit
@@ -26,27 +27,31 @@ def _product(
     stride_inner, DIM: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Out += W U over one split of the inner dimension; three float16 products as in triton_math."""
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    d = tl.program_id(1) * BN + tl.arange(0, BN)
+    first_row = tl.program_id(0).to(tl.int64) * BM
+    first_column = tl.program_id(1) * BN
     split = tl.program_id(2)
     first = split * inner_per_split
-    j = tl.arange(0, BK)
-    w = i.to(tl.int64)[:, None] * stride_row + j.to(tl.int64)[None, :] * stride_inner
-    u = (u_first + j).to(tl.int64)[:, None] * DIM + d[None, :]
+    w_first = first_row * stride_row
+    u_corner = tl.cast(u_first, tl.int64) * DIM + first_column
+    w = tl.arange(0, BM)[:, None] * stride_row + tl.arange(0, BK)[None, :] * stride_inner
+    u = tl.arange(0, BK)[:, None] * DIM + tl.arange(0, BN)[None, :]
     out = tl.zeros((BM, BN), tl.float32)
     for at in range(first, tl.minimum(first + inner_per_split, inner), BK):
-        w_hi = tl.load(WHi + w + tl.cast(at, tl.int64) * stride_inner)
-        u_hi = tl.load(UHi + u + tl.cast(at, tl.int64) * DIM)
-        part = tl.dot(w_hi, tl.load(ULo + u + tl.cast(at, tl.int64) * DIM))
-        part = tl.dot(tl.load(WLo + w + tl.cast(at, tl.int64) * stride_inner), u_hi, part)
+        w_at = w_first + tl.cast(at, tl.int64) * stride_inner
+        u_at = u_corner + tl.cast(at, tl.int64) * DIM
+        w_hi = tl.load(WHi + w_at + w)
+        u_hi = tl.load(UHi + u_at + u)
+        part = tl.dot(w_hi, tl.load(ULo + u_at + u))
+        part = tl.dot(tl.load(WLo + w_at + w), u_hi, part)
         part = tl.dot(w_hi, u_hi, part)
         out += part
     out = out * (0.000244140625 / tl.load(Factors + 4))
-    to = (out_first + i).to(tl.int64)[:, None] * DIM + d[None, :]
+    to = (out_first + first_row) * DIM + first_column
+    at_out = tl.arange(0, BM)[:, None] * DIM + tl.arange(0, BN)[None, :]
     if SPLIT:
-        tl.store(Out + split.to(tl.int64) * stride_split + to, out)
+        tl.store(Out + split.to(tl.int64) * stride_split + to + at_out, out)
     else:
-        tl.store(Out + to, tl.load(Out + to) + out)
+        tl.store(Out + to + at_out, tl.load(Out + to + at_out) + out)
 
 
 @triton.jit
@@ -67,7 +72,7 @@ def _add_splits(Partial, Out, size, splits, out_first, BLOCK: tl.constexpr):
 def _splits(rows: int, inner: int, dims: int) -> tuple[int, int]:
     """In how many parts the inner dimension of a product is taken, to fill the GPU, and how long each is."""
     programs = (rows // TILE) * (dims // _columns(dims))
-    splits = max(1, min(PROGRAMS // 2 // programs, inner // (8 * DEPTH)))
+    splits = max(1, min(PROGRAMS // 4 // programs, inner // (8 * DEPTH)))
     per_split = triton.cdiv(triton.cdiv(inner, splits), DEPTH) * DEPTH
     return triton.cdiv(inner, per_split), per_split
 
@@ -97,7 +102,7 @@ def _add_product(
 
 def block_shape(M: int, N: int, dims: int) -> tuple[int, int]:
     """Rows and columns of the blocks of ∂L/∂s, whole tiles."""
-    wanted = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, (M + N) * dims))
+    wanted = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, (M + N) * dims // 2))
     columns = min(triton.cdiv(N, TILE) * TILE, WIDEST_BLOCK)
     rows = max(1, wanted // columns // TILE) * TILE
     return min(rows, triton.cdiv(M, TILE) * TILE), columns
@@ -143,7 +148,7 @@ def _fill_block(
 ) -> None:
     q, g, pairs, rule = state.queries, state.gallery, state.pairs, state.rule
     ranks, calibration = rule.ranks, rule.calibration
-    launch(score_gradient_tiles, (rows // TILE, columns // TILE),
+    launch(score_gradient_tiles, (rows // TILE, columns // GRADIENT_TILE["BN"]),
         q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores, state.weights,
         state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column,
         halves[0].shape[1],
@@ -156,5 +161,5 @@ def _fill_block(
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap",
         CALIBRATE=calibration is not None, IN_BATCH=state.in_batch,
-        DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, BN=TILE, num_warps=8, num_stages=3,
+        DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **GRADIENT_TILE,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton_launch import Arena, launch
 
 # Rows of the (STATISTICS, M) array that the rank kernels fill, one column per query.
-AP_LOSS, COUNTED, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT, POS_SHARE, NEG_SHARE, BOUND = range(9)
-STATISTICS = 9
+AP_LOSS, COUNTED, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT, POS_SHARE, NEG_SHARE, BOUND, LOWEST = range(10)
+STATISTICS = 10
 # Entries of the factors that the reduction leaves for the backward, from 1: what ∂AP_i and the two calibration terms
 # are multiplied by; the power of two that brings the largest score gradient near the top of float16.
 AP_FACTOR, POS_FACTOR, NEG_FACTOR, HALF_SCALE = range(1, 5)

@@ -37,7 +37,7 @@ class SmallState:
 def _scores(QHi, QLo, GHi, GLo, S, M, N, DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     i = tl.program_id(0) * BM + tl.arange(0, BM)
     j = tl.program_id(1) * BN + tl.arange(0, BN)
-    s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+    s = score_tile(QHi, QLo, GHi, GLo, tl.program_id(0) * BM, tl.program_id(1) * BN, DIM, DEPTH, BM, BN)
     tl.store(S + i.to(tl.int64)[:, None] * N + j[None, :], s, mask=(i < M)[:, None] & (j < N)[None, :])
 
 

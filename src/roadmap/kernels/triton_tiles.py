@@ -29,6 +29,7 @@ from roadmap.kernels.triton_rows import store_calibration
 from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
 POSITIVES_AT_ONCE = min(16, TILE // 4)  # ranks that one pass over the gallery counts; more positives take more passes
+RANK_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
 PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: enough to even out uneven rows
 
 
@@ -81,16 +82,18 @@ def _positive_scores(
     QHi, QLo, GHi, GLo, Start, End, Offset, Scores, M,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    """The programs of one row of tiles share out the columns between its first positive and its last."""
     i = tl.program_id(0) * BM + tl.arange(0, BM)
-    j = tl.program_id(1) * BN + tl.arange(0, BN)
-    start = tl.load(Start + i, mask=i < M, other=0)
+    start = tl.load(Start + i, mask=i < M, other=2147483647)
     end = tl.load(End + i, mask=i < M, other=0)
-    first = tl.program_id(1) * BN
-    if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
-        offset = tl.load(Offset + i, mask=i < M, other=0)
-        s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
-        inside = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
-        tl.store(Scores + offset[:, None] + (j[None, :] - start[:, None]), s, mask=inside)
+    offset = tl.load(Offset + i, mask=i < M, other=0)
+    for tile in range(tl.min(start, 0) // BN + tl.program_id(1), tl.cdiv(tl.max(end, 0), BN), tl.num_programs(1)):
+        first = tile * BN
+        if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
+            s = score_tile(QHi, QLo, GHi, GLo, tl.program_id(0) * BM, first, DIM, DEPTH, BM, BN)
+            j = first + tl.arange(0, BN)
+            inside = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
+            tl.store(Scores + (offset - start)[:, None] + j[None, :], s, mask=inside)
 
 
 @triton.jit
@@ -111,23 +114,25 @@ def _rank_tiles(
     size = end - start
     k_here = tl.minimum(tl.max(size, 0) - k_first, KS)
     k_all = tl.arange(0, KS)
+    listed = k_first + k_all[None, :] < size[:, None]
+    s_all = tl.load(Scores + offset[:, None] + k_first + k_all[None, :], mask=listed, other=4.0)
+    lowest = tl.min(s_all, 1)
     rank = tl.zeros((BM, KS), tl.float32)
     slopes = tl.zeros((BM, KS), tl.float32)
     neg_sum = tl.zeros((BM,), tl.float32)
     neg_count = tl.zeros((BM,), tl.float32)
     for tile in range(split * tiles, tl.minimum((split + 1) * tiles, tl.cdiv(N, BN))):
         j = tile * BN + tl.arange(0, BN)
-        s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+        s = score_tile(QHi, QLo, GHi, GLo, tl.program_id(0) * BM, tile * BN, DIM, DEPTH, BM, BN)
         neg = ((j[None, :] < start[:, None]) | (j[None, :] >= end[:, None])) & (j < N)[None, :]
         s = tl.where(neg, s, -4.0)  # what is no negative lies below all thresholds and adds nothing
         if CALIBRATE:
             neg_sum += tl.sum(tl.maximum(s - beta, 0.0), 1)
             neg_count += tl.sum((s > beta).to(tl.float32), 1)
         if RANKS:
-            highest = tl.max(s, 1)
-            for k in range(k_here):
-                s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
-                if tl.max(highest - s_k, 0) > negligible:  # else every sigmoid of the tile has vanished
+            if tl.max(tl.max(s, 1) - lowest, 0) > negligible:  # else every sigmoid of the tile has vanished
+                for k in range(k_here):
+                    s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
                     value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
                     here = k_all[None, :] == k
                     rank += tl.where(here, tl.sum(value, 1)[:, None], 0.0)
@@ -164,12 +169,14 @@ def _finished_rows(
     ap = 0.0
     weights = 0.0
     largest = 0.0
+    lowest = 4.0
     pos_sum = 0.0
     pos_count = 0.0
     for k_first in range(0, size, KS):
         k = k_first + tl.arange(0, KS)
         ok = k < size
         s_k = tl.load(Scores + offset + k, mask=ok, other=0.0)
+        lowest = tl.minimum(lowest, tl.min(tl.where(ok, s_k, 4.0), 0))
         if CALIBRATE:
             below = ok & (s_k < alpha)
             if IN_BATCH:
@@ -215,6 +222,7 @@ def _finished_rows(
         among = 0.0
         if not SUPAP:
             among = 2.0 * steepest
+        tl.store(Stats + 9 * M + row, lowest)
         tl.store(Stats + 8 * M + row, tl.maximum(weights * steepest, largest + among))
     if CALIBRATE:
         neg_sum = 0.0
@@ -280,13 +288,16 @@ def forward(
     M, N = len(q.norms), len(g.norms)
     ranks, calibration = rule.ranks, rule.calibration
     tile = {"DIM": q.dimensions, "DEPTH": DEPTH, "BM": TILE, "BN": TILE}
+    rank_tile = tile | RANK_TILE
     vectors = (q.hi, q.lo, g.hi, g.lo)
     runs = (pairs.start, pairs.end, pairs.offset)
     row_tiles, column_tiles = triton.cdiv(M, TILE), triton.cdiv(N, TILE)
     scores, weights, by_pos, pos_slopes = (arena.empty(max(pairs.total, 1)) for _ in range(4))
-    launch(_positive_scores, (row_tiles, column_tiles), *vectors, *runs, scores, M, **tile, num_warps=8)
+    shared = min(column_tiles, triton.cdiv(PROGRAMS // 2, row_tiles))
+    launch(_positive_scores, (row_tiles, shared), *vectors, *runs, scores, M, **tile, num_warps=8)
 
     passes = max(1, triton.cdiv(pairs.largest, POSITIVES_AT_ONCE)) if ranks else 1
+    column_tiles = triton.cdiv(N, rank_tile["BN"])
     splits = min(column_tiles, triton.cdiv(PROGRAMS, row_tiles * passes))
     tiles = triton.cdiv(column_tiles, splits)
     splits = triton.cdiv(column_tiles, tiles)
@@ -303,7 +314,7 @@ def forward(
         ranks.negligible if ranks else 0.0,
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None,
-        KS=min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest))), **tile, num_warps=8,
+        KS=min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest))), **rank_tile,
     )  # fmt: skip
     stats = arena.empty(STATISTICS, M)
     block = min(64, triton.next_power_of_2(max(pairs.largest, 2)))
@@ -338,14 +349,15 @@ def score_gradient_tiles(
     end = tl.load(End + i, mask=ok, other=0)
     offset = tl.load(Offset + i, mask=ok, other=0)
     size = end - start
-    s = score_tile(QHi, QLo, GHi, GLo, i, j, DIM, DEPTH)
+    first = column_first + tl.program_id(1) * BN
+    s = score_tile(QHi, QLo, GHi, GLo, row_first + tl.program_id(0) * BM, first, DIM, DEPTH, BM, BN)
     pos = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
     grad = tl.zeros((BM, BN), tl.float32)
     if RANKS:
-        highest = tl.max(tl.where(pos, -4.0, s), 1)
-        for k in range(tl.max(size, 0)):
-            s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
-            if tl.max(highest - s_k, 0) > negligible:
+        lowest = tl.load(Stats + 9 * M + i, mask=ok, other=4.0)
+        if tl.max(tl.max(tl.where(pos, -4.0, s), 1) - lowest, 0) > negligible:
+            for k in range(tl.max(size, 0)):
+                s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
                 weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
                 _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
                 grad += weight[:, None] * slope
@@ -353,7 +365,6 @@ def score_gradient_tiles(
     if CALIBRATE:
         by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)
         grad += tl.where(s > beta, by_neg[:, None], 0.0)
-    first = column_first + tl.program_id(1) * BN
     if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
         own = tl.zeros((BM, BN), tl.float32)
         if RANKS:
@@ -369,6 +380,7 @@ def score_gradient_tiles(
     grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + 4)
     hi = grad.to(tl.float16)
     lo = (grad - hi.to(tl.float32)).to(tl.float16)
-    at = (i - row_first).to(tl.int64)[:, None] * columns + (j - column_first)[None, :]
-    tl.store(WHi + at, hi)
-    tl.store(WLo + at, lo)
+    corner = tl.program_id(0).to(tl.int64) * BM * columns + tl.program_id(1) * BN
+    at = tl.arange(0, BM)[:, None] * columns + tl.arange(0, BN)[None, :]
+    tl.store(WHi + corner + at, hi)
+    tl.store(WLo + corner + at, lo)
