@@ -54,12 +54,14 @@ def peers() -> dict[str, Loss]:
 
 def batch(size: int, device: str, per_class: int = PER_CLASS, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Half-trained embeddings: members of a class score 0.4 on each other, others 0 give or take 0.04. Shuffled."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(
+        seed
+    )  # on the CPU, where the first centres do not hang on how many follow
+    centres = torch.randn(size // per_class + 1, DIMENSIONS, generator=generator).to(device)
+    generator.manual_seed(seed + size)
     labels = torch.arange(size, device=device) // per_class
-    centres = torch.randn(size // per_class + 1, DIMENSIONS, device=device, generator=generator)
-    generator.manual_seed(seed + 1 + size)
-    x = centres[labels] + 1.2 * torch.randn(size, DIMENSIONS, device=device, generator=generator)
-    order = torch.randperm(size, device=device, generator=generator)
+    x = centres[labels] + 1.2 * torch.randn(size, DIMENSIONS, generator=generator).to(device)
+    order = torch.randperm(size, generator=generator).to(device)
     return x[order].contiguous(), labels[order]
 
 

@@ -20,6 +20,7 @@ import triton.language as tl
 # The interpreter walks tiles in Python, and small ones meet more edges on small inputs.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEPTH = 16 if _INTERPRETED else 64  # dimensions per accumulator; vectors are padded to a multiple of it
+_PORTABLE = tl.constexpr(_INTERPRETED)
 TILE = 16 if _INTERPRETED else 128  # rows and columns of a tile of scores; matrices are padded to a multiple of it
 
 
@@ -76,18 +77,26 @@ def score_tile(
 
 @triton.jit
 def sigmoid(t, inv_tau):
-    return 1.0 / (1.0 + tl.exp2(t * (inv_tau * -1.4426950408889634)))
+    x = t * (inv_tau * -1.4426950408889634)
+    if _PORTABLE:
+        smooth = 1.0 / (1.0 + tl.exp2(x))
+    else:  # two special functions and an addition; the portable form spends a dozen instructions on denormals
+        smooth = tl.inline_asm_elementwise(
+            "{ .reg .f32 e; ex2.approx.ftz.f32 e, $1; add.f32 e, e, 0f3F800000; rcp.approx.ftz.f32 $0, e; }",
+            "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return smooth
 
 
 @triton.jit
-def step_and_slope(t, inv_tau, rho, delta, top, SUPAP: tl.constexpr):
-    """H⁻(t) and its derivative: Eq. (4), or the sigmoid of SmoothAP."""
+def step_and_slope(t, inv_tau, rho_tau, delta, top, SUPAP: tl.constexpr):
+    """H⁻(t), and tau times its derivative: Eq. (4), or the sigmoid of SmoothAP. `rho_tau` is rho · tau."""
     smooth = sigmoid(t, inv_tau)
-    slope = smooth * (1.0 - smooth) * inv_tau
+    slope = smooth - smooth * smooth
     if SUPAP:
         far = t > delta
-        value = tl.where(far, rho * (t - delta) + top, tl.where(t >= 0, smooth + 0.5, smooth))
-        slope = tl.where(far, rho, slope)
+        value = tl.where(far, (rho_tau * inv_tau) * (t - delta) + top, smooth + tl.where(t >= 0, 0.5, 0.0))
+        slope = tl.where(far, rho_tau, slope)
     else:
         value = smooth
     return value, slope

@@ -10,7 +10,7 @@ from torch import Tensor
 from roadmap.kernels.triton_launch import Arena, launch
 from roadmap.kernels.triton_math import DEPTH, TILE
 from roadmap.kernels.triton_reduce import embedding_gradient
-from roadmap.kernels.triton_tiles import PROGRAMS, TileState, score_gradient_tiles
+from roadmap.kernels.triton_tiles import PROGRAMS, TileState, positives_at_once, score_gradient_tiles
 from roadmap.kernels.triton_units import UnitVectors
 
 # A block of score gradients lives only until it is multiplied: 4 bytes an entry. Its size follows the vectors it
@@ -21,7 +21,7 @@ WIDEST_BLOCK = 1 << 16
 GRADIENT_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["inner", "inner_per_split", "stride_split", "u_first", "out_first"])
 def _product(
     WHi, WLo, UHi, ULo, Factors, Out, inner, inner_per_split, stride_split, u_first, out_first, stride_row,
     stride_inner, DIM: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -60,7 +60,7 @@ def _zero(Out, size, BLOCK: tl.constexpr):
     tl.store(Out + at, tl.zeros((BLOCK,), tl.float32), mask=at < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _add_splits(Partial, Out, size, splits, out_first, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(Out + out_first + at, mask=at < size, other=0.0)
@@ -153,13 +153,13 @@ def _fill_block(
         state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column,
         halves[0].shape[1],
         1 / ranks.tau if ranks else 0.0,
-        ranks.rho if ranks else 0.0,
+        ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
         ranks.top if ranks else 0.0,
         ranks.negligible if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap",
-        CALIBRATE=calibration is not None, IN_BATCH=state.in_batch,
+        CALIBRATE=calibration is not None, IN_BATCH=state.in_batch, KS=positives_at_once(pairs),
         DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **GRADIENT_TILE,
     )  # fmt: skip

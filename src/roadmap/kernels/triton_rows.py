@@ -88,7 +88,7 @@ def store_calibration(
 
 @triton.jit
 def _rank_rows(
-    S, Pos, Neg, QLabels, GLabels, Slope, Stats, M, N, inv_tau, rho, delta, top, alpha, beta,
+    S, Pos, Neg, QLabels, GLabels, Slope, Stats, M, N, inv_tau, rho_tau, delta, top, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, MASKS: tl.constexpr,
     IN_BATCH: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +125,7 @@ def _rank_rows(
                     s = tl.load(S + base + j, mask=j < N, other=0.0)
                     pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
                     pos = pos & (j != k)
-                    value, slope = step_and_slope(s - s_k, inv_tau, rho, delta, top, SUPAP)
+                    value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
                     rank_neg += tl.sum(tl.where(neg, value, 0.0), 0)
                     slope_neg += tl.sum(tl.where(neg, slope, 0.0), 0)
                     if SUPAP:
@@ -136,15 +136,15 @@ def _rank_rows(
                 total = rank_pos + rank_neg
                 ap += rank_pos / total
                 if WITH_SLOPE:
-                    by_neg = -share * rank_pos / (total * total)
-                    by_pos = share * rank_neg / (total * total)
+                    by_neg = -share * inv_tau * rank_pos / (total * total)
+                    by_pos = share * inv_tau * rank_neg / (total * total)
                     for start in range(0, N, BLOCK):
                         j = start + tl.arange(0, BLOCK)
                         s = tl.load(S + base + j, mask=j < N, other=0.0)
                         pos, neg, _pairs = _members(
                             Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF
                         )
-                        _value, slope = step_and_slope(s - s_k, inv_tau, rho, delta, top, SUPAP)
+                        _value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
                         grad = tl.where(neg, by_neg * slope, 0.0)
                         own = by_neg * slope_neg
                         if not SUPAP:
@@ -192,7 +192,7 @@ def launch_rows(
     launch(_rank_rows, (M,),
         scores, positives, negatives, query_labels, gallery_labels, slope, stats, M, N,
         1 / ranks.tau if ranks else 0.0,
-        ranks.rho if ranks else 0.0,
+        ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
         ranks.top if ranks else 0.0,
         calibration.alpha if calibration else 0.0,

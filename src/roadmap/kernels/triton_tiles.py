@@ -65,6 +65,10 @@ class TileState:
     rule: LossRule
 
 
+def positives_at_once(pairs: PositivePairs) -> int:
+    return min(POSITIVES_AT_ONCE, max(4, int(triton.next_power_of_2(pairs.largest))))
+
+
 def sorted_pairs(query_labels: Tensor, gallery_labels: Tensor | None) -> PositivePairs:
     """Queries and gallery in the order of their labels, and the runs of positives."""
     q_sorted, q_order = torch.sort(query_labels, stable=True)
@@ -97,9 +101,18 @@ def _positive_scores(
 
 
 @triton.jit
+def _worth_it(highest, s_k, negligible, KS: tl.constexpr):
+    """Whether some sigmoid of the tile under threshold k is above nothing. With many positives, asking costs more."""
+    worth = True
+    if KS <= 8:
+        worth = tl.max(highest - s_k, 0) > negligible
+    return worth
+
+
+@triton.jit(do_not_specialize=["pairs", "tiles"])
 def _rank_tiles(
     QHi, QLo, GHi, GLo, Start, End, Offset, Scores, RankNeg, SlopeNeg, NegSum, NegCount, M, N, pairs, tiles,
-    inv_tau, rho, delta, top, negligible, beta,
+    inv_tau, rho_tau, delta, top, negligible, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KS: tl.constexpr,
 ):  # fmt: skip
@@ -130,25 +143,27 @@ def _rank_tiles(
             neg_sum += tl.sum(tl.maximum(s - beta, 0.0), 1)
             neg_count += tl.sum((s > beta).to(tl.float32), 1)
         if RANKS:
-            if tl.max(tl.max(s, 1) - lowest, 0) > negligible:  # else every sigmoid of the tile has vanished
+            highest = tl.max(s, 1)
+            if tl.max(highest - lowest, 0) > negligible:  # else every sigmoid of the tile has vanished
                 for k in range(k_here):
                     s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
-                    value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
-                    here = k_all[None, :] == k
-                    rank += tl.where(here, tl.sum(value, 1)[:, None], 0.0)
-                    slopes += tl.where(here, tl.sum(slope, 1)[:, None], 0.0)
+                    if _worth_it(highest, s_k, negligible, KS):
+                        value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
+                        here = k_all[None, :] == k
+                        rank += tl.where(here, tl.sum(value, 1)[:, None], 0.0)
+                        slopes += tl.where(here, tl.sum(slope, 1)[:, None], 0.0)
     if RANKS:
         at = split.to(tl.int64) * pairs + offset[:, None] + k_first + k_all[None, :]
         valid = ok[:, None] & (k_first + k_all[None, :] < size[:, None])
         tl.store(RankNeg + at, rank, mask=valid)
-        tl.store(SlopeNeg + at, slopes, mask=valid)
+        tl.store(SlopeNeg + at, slopes * inv_tau, mask=valid)
     if CALIBRATE:
         if k_first == 0:
             tl.store(NegSum + split.to(tl.int64) * M + i, neg_sum, mask=ok)
             tl.store(NegCount + split.to(tl.int64) * M + i, neg_count, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "splits"])
 def _finished_rows(
     Start, End, Offset, Scores, RankNeg, SlopeNeg, NegSum, NegCount, Weight, ByPos, PosSlope, Stats, M, N, pairs,
     splits, inv_tau, steepest, alpha,
@@ -308,13 +323,13 @@ def forward(
     launch(_rank_tiles, (row_tiles, splits, passes),
         *vectors, *runs, scores, rank_neg, slope_neg, neg_sum, neg_count, M, N, pairs.total, tiles,
         inv_tau,
-        ranks.rho if ranks else 0.0,
+        ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
         ranks.top if ranks else 0.0,
         ranks.negligible if ranks else 0.0,
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None,
-        KS=min(POSITIVES_AT_ONCE, max(4, triton.next_power_of_2(pairs.largest))), **rank_tile,
+        KS=positives_at_once(pairs), **rank_tile,
     )  # fmt: skip
     stats = arena.empty(STATISTICS, M)
     block = min(64, triton.next_power_of_2(max(pairs.largest, 2)))
@@ -334,11 +349,11 @@ def forward(
     return TileState(q, g, in_batch, pairs, scores, weights, pos_slopes, stats, factors, rule)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_first", "column_first"])
 def score_gradient_tiles(
     QHi, QLo, GHi, GLo, Start, End, Offset, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
-    row_first, column_first, columns, inv_tau, rho, delta, top, negligible, alpha, beta,
-    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr,
+    row_first, column_first, columns, inv_tau, rho_tau, delta, top, negligible, alpha, beta,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr, KS: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A tile of ∂L/∂s, brought into the range of float16 and split like the vectors it will multiply."""
@@ -355,13 +370,15 @@ def score_gradient_tiles(
     grad = tl.zeros((BM, BN), tl.float32)
     if RANKS:
         lowest = tl.load(Stats + 9 * M + i, mask=ok, other=4.0)
-        if tl.max(tl.max(tl.where(pos, -4.0, s), 1) - lowest, 0) > negligible:
+        highest = tl.max(tl.where(pos, -4.0, s), 1)
+        if tl.max(highest - lowest, 0) > negligible:
             for k in range(tl.max(size, 0)):
                 s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
-                weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
-                _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho, delta, top, SUPAP)
-                grad += weight[:, None] * slope
-        grad = grad * tl.load(Factors + 1)
+                if _worth_it(highest, s_k, negligible, KS):
+                    weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
+                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
+                    grad += weight[:, None] * slope
+        grad = grad * (tl.load(Factors + 1) * inv_tau)
     if CALIBRATE:
         by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)
         grad += tl.where(s > beta, by_neg[:, None], 0.0)
