@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -110,7 +110,7 @@ def measured(name: str, step: Callable[[], None], size: int, device: str, budget
     try:
         row["ms"] = round(milliseconds(step, device, budget), 4)
         row["peak_mib"] = round(peak_mib(step, device), 1)
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         row["status"] = "out of memory"
         torch.cuda.empty_cache()
     except (RuntimeError, ValueError) as error:
@@ -139,7 +139,7 @@ def floor_ms(M: int, N: int, pairs: int, found: dict[str, float], products: int)
     return 1000 * max(matrix, sigmoids)
 
 
-def run(device: str, sizes: list[int], budget: float) -> list[dict[str, Any]]:
+def run(device: str, sizes: list[int], budget: float) -> Iterator[dict[str, Any]]:
     ours: dict[str, Loss] = {"ROADMAP": ROADMAP(), "SupAP": SupAP(), "SmoothAP": SmoothAP()}
     others: dict[str, Loss] = {"plain ROADMAP": plain_roadmap, **peers()}
     found = rates() if device == "cuda" else {}
@@ -155,18 +155,16 @@ def run(device: str, sizes: list[int], budget: float) -> list[dict[str, Any]]:
                 row["floor_ms"] = round(floor_ms(size, size, size * PER_CLASS, found, 4), 4)
             if row["status"] != "ok" or (row["ms"] and row["ms"] > 20_000):
                 limit[name] = size
-            rows.append(row)
-    return rows
+            yield row
 
 
-def memory_rows(device: str, budget: float) -> list[dict[str, Any]]:
+def memory_rows(device: str, budget: float) -> Iterator[dict[str, Any]]:
     """384 queries against 60,000 remembered vectors without gradient, 57 positives each."""
     queries, gallery, each = (384, 60_000, 57) if device == "cuda" else (64, 2_000, 8)
     x, labels = batch(queries, device)  # the centres of its classes are the first of the gallery's
     remembered, ref_labels = batch(gallery, device, per_class=each)
     step = step_of(ROADMAP(), x, labels, ref_emb=remembered, ref_labels=ref_labels)
-    row = measured(f"ROADMAP x {gallery} memory", step, queries, device, budget)
-    return [row]
+    yield measured(f"ROADMAP x {gallery} memory", step, queries, device, budget)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -196,14 +194,20 @@ def main() -> None:
     default = [128, 384, 1024, 2048, 4096, 16384, 65536, 131072] if args.device == "cuda" else [64, 128, 384, 1024]
     facts = provenance(args.device)
     print(" | ".join(f"{k}: {v}" for k, v in facts.items()))
-    rows = run(args.device, args.sizes or default, args.seconds) + memory_rows(args.device, args.seconds)
-    print_table(rows)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"losses_{args.device}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["loss", "batch", "ms", "floor_ms", "peak_mib", "status", *facts], restval="")
-        writer.writeheader()
-        writer.writerows({**row, **facts} for row in rows)
+    rows: list[dict[str, Any]] = []
+    try:
+        rows.extend(memory_rows(args.device, args.seconds))
+        for row in run(args.device, args.sizes or default, args.seconds):
+            rows.append(row)
+    finally:  # what was measured is kept, whatever stops the rest
+        with path.open("w", newline="") as file:
+            columns = ["loss", "batch", "ms", "floor_ms", "peak_mib", "status", *facts]
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows({**row, **facts} for row in rows)
+    print_table(rows)
     print(f"\nwritten: {path}")
 
 
