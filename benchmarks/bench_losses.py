@@ -144,7 +144,6 @@ def run(device: str, sizes: list[int], budget: float) -> Iterator[dict[str, Any]
     others: dict[str, Loss] = {"plain ROADMAP": plain_roadmap, **peers()}
     found = rates() if device == "cuda" else {}
     limit = dict.fromkeys((*ours, *others), 1 << 40)
-    rows = []
     for size in sizes:
         x, labels = batch(size, device)
         for name, loss in {**ours, **others}.items():
