@@ -75,6 +75,8 @@ def _tape(record: list[Any], tensors: Sequence[Tensor | None], workspace: int) -
     def place(argument: Any) -> tuple[int, Any] | None:
         if not isinstance(argument, Tensor):
             return -1, argument
+        if argument.numel() == 0:  # no kernel reads it: any address will do
+            return 0, 0
         address = argument.data_ptr()
         return next(((n, address - first) for n, (first, end) in enumerate(spans) if first <= address < end), None)
 

@@ -10,7 +10,13 @@ from torch import Tensor
 from roadmap.kernels.triton_launch import Arena, launch
 from roadmap.kernels.triton_math import DEPTH, TILE
 from roadmap.kernels.triton_reduce import embedding_gradient
-from roadmap.kernels.triton_tiles import PROGRAMS, TileState, positives_at_once, score_gradient_tiles
+from roadmap.kernels.triton_tiles import (
+    POSITIVES_AT_ONCE,
+    PROGRAMS,
+    TileState,
+    positives_at_once,
+    score_gradient_tiles,
+)
 from roadmap.kernels.triton_units import UnitVectors
 
 # A block of score gradients lives only until it is multiplied: 4 bytes an entry. Its size follows the vectors it
@@ -19,6 +25,7 @@ SMALLEST_BLOCK = 3 << 19
 LARGEST_BLOCK = 1 << 25
 WIDEST_BLOCK = 1 << 16
 GRADIENT_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
+CROWDED_GRADIENT_TILE = {"BN": TILE // 2, "num_warps": 8, "num_stages": 3}
 
 
 @triton.jit(do_not_specialize=["inner", "inner_per_split", "stride_split", "u_first", "out_first"])
@@ -148,7 +155,8 @@ def _fill_block(
 ) -> None:
     q, g, pairs, rule = state.queries, state.gallery, state.pairs, state.rule
     ranks, calibration = rule.ranks, rule.calibration
-    launch(score_gradient_tiles, (rows // TILE, columns // GRADIENT_TILE["BN"]),
+    tile = GRADIENT_TILE if pairs.largest <= POSITIVES_AT_ONCE else CROWDED_GRADIENT_TILE
+    launch(score_gradient_tiles, (rows // TILE, columns // tile["BN"]),
         q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores, state.weights,
         state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column,
         halves[0].shape[1],
@@ -161,5 +169,5 @@ def _fill_block(
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap",
         CALIBRATE=calibration is not None, IN_BATCH=state.in_batch, KS=positives_at_once(pairs),
-        DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **GRADIENT_TILE,
+        DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **tile,
     )  # fmt: skip

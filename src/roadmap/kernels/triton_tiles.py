@@ -30,6 +30,7 @@ from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
 POSITIVES_AT_ONCE = min(16, TILE // 4)  # ranks that one pass over the gallery counts; more positives take more passes
 RANK_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
+CROWDED_RANK_TILE = {"BN": TILE // 2, "num_warps": 8, "num_stages": 3}  # many positives: sigmoids outweigh the product
 PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: enough to even out uneven rows
 
 
@@ -303,7 +304,7 @@ def forward(
     M, N = len(q.norms), len(g.norms)
     ranks, calibration = rule.ranks, rule.calibration
     tile = {"DIM": q.dimensions, "DEPTH": DEPTH, "BM": TILE, "BN": TILE}
-    rank_tile = tile | RANK_TILE
+    rank_tile = tile | (RANK_TILE if pairs.largest <= POSITIVES_AT_ONCE else CROWDED_RANK_TILE)
     vectors = (q.hi, q.lo, g.hi, g.lo)
     runs = (pairs.start, pairs.end, pairs.offset)
     row_tiles, column_tiles = triton.cdiv(M, TILE), triton.cdiv(N, TILE)
