@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 # A part may import the parts on lower floors, and itself; not its neighbours.
 FLOORS = {
+    "plain_pickle": 0,
     "kernels": 0,
     "losses": 1,
     "metrics": 1,
@@ -42,7 +43,7 @@ KEEPERS = {
     "omegaconf": r"(cli\w*|__main__)(\.py|/.*)|conf/.*",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
-BARE = {"kernels", "losses", "metrics"}
+BARE = {"plain_pickle", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
 OPTIONAL = {("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations"}
 
@@ -114,6 +115,16 @@ PLANTED = {
     "up by module": ("metrics/ranking.py", "import roadmap.evaluate", "metrics may not know evaluate"),
     "up by package": ("kernels/cpu.py", "from roadmap import losses", "kernels may not know losses"),
     "up, relative": ("metrics/ranking.py", "from ..engine import fit", "metrics may not know engine"),
+    "up from the bottom": (
+        "plain_pickle.py",
+        "from roadmap.data.images import picture",
+        "plain_pickle may not know data",
+    ),
+    "sideways at the bottom": (
+        "plain_pickle.py",
+        "from roadmap import kernels",
+        "plain_pickle may not know kernels",
+    ),
     "sideways": ("metrics/ranking.py", "from roadmap.losses import supap", "metrics may not know losses"),
     "losses see data": ("losses/x.py", "from roadmap.data.records import Records", "losses may not know data"),
     "from the top": ("__init__.py", "from roadmap.cli import app", "__init__ may not know cli"),
@@ -148,6 +159,8 @@ def test_a_planted_violation_is_found(name: str, tmp_path: Path) -> None:
         ("kernels/triton_rows.py", "import triton\nimport triton.language as tl\nimport torch"),
         ("losses/rank_ap.py", "from roadmap import kernels\nfrom . import comparison\nimport math\nimport numpy"),
         ("models.py", "import timm"),
+        ("data/datasets/sfm.py", "from roadmap.plain_pickle import plain_pickle"),
+        ("metrics/revisited.py", "from roadmap.plain_pickle import plain_pickle"),
         ("cli.py", "import hydra\nfrom roadmap.engine import fit\nimport rich"),
     ],
 )

@@ -13,11 +13,9 @@ Queries without positives in a setting stay out of its means.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from roadmap.metrics.ranking import positive_counts_of
 from roadmap.metrics.vectors import Vectors, unit_vectors
+from roadmap.plain_pickle import plain_pickle
 
 KS = (1, 5, 10)
 POSITIVE_IN = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}
@@ -62,11 +61,7 @@ class GroundTruth:
 
 def load_ground_truth(path: str | Path) -> GroundTruth:
     """Ground truth from a published file, gnd_roxford5k.pkl or gnd_rparis6k.pkl. No code in it is run."""
-    with Path(path).open("rb") as file:
-        try:
-            content = _PlainUnpickler(file, encoding="latin1").load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a plain ground-truth pickle: {error}") from error
+    content = plain_pickle(path)
     if not isinstance(content, dict) or "gnd" not in content:
         raise ValueError(f"{path} holds no ground truth: expected a dict with 'gnd', 'imlist' and 'qimlist'")
     per_query = content["gnd"]
@@ -78,20 +73,6 @@ def load_ground_truth(path: str | Path) -> GroundTruth:
     return GroundTruth(
         easy, hard, junk, tuple(map(str, content.get("imlist", ()))), tuple(map(str, content.get("qimlist", ())))
     )
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Lists, dicts, strings, numbers and numpy arrays; a pickle that names anything else is refused unread."""
-
-    _numpy = frozenset(
-        {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("__builtin__", "bytes")}
-        | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._numpy:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code; refused")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
 def trapezoidal_average_precision(ranks: ArrayLike) -> float:

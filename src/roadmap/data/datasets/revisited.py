@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from roadmap.data.datasets.sources import home
-from roadmap.data.plain_pickle import plain_pickle
 from roadmap.data.records import UNLABELLED, Records, numbered
+from roadmap.plain_pickle import plain_pickle
 
 RELEVANCE = ("easy", "hard", "junk")
 

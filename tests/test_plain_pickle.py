@@ -9,13 +9,14 @@ import subprocess
 import numpy as np
 import pytest
 
-from roadmap.data.plain_pickle import plain_pickle
+from roadmap.plain_pickle import plain_pickle
 
 PLAIN = {
     "numbers": [1, 2.5, None, True],
     "text": ("a", "é"),
     "array": np.arange(6).reshape(2, 3),
     "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "empty": np.asarray([], np.int64),
     "words": np.asarray(["ab", "c"]),
     "scalar": np.int64(7),
 }
@@ -39,7 +40,7 @@ def test_plain_values_come_back(protocol, tmp_path):
     assert read["numbers"] == PLAIN["numbers"]
     assert read["text"] == PLAIN["text"]
     assert read["scalar"] == 7
-    for name in ("array", "fortran", "words"):
+    for name in ("array", "fortran", "empty", "words"):
         np.testing.assert_array_equal(read[name], PLAIN[name])
 
 

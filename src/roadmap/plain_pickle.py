@@ -23,6 +23,11 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
+def _no_bytes() -> bytes:
+    """Protocols below 3 have no word for b"" and call `bytes` for it, as for the buffer of an empty array."""
+    return b""
+
+
 def _hollow_array(subtype: type, shape: tuple[int, ...], kind: bytes) -> NDArray[Any]:
     """An empty array, which the pickle then fills through `ndarray.__setstate__`."""
     empty: NDArray[Any] = np.ndarray((0,), np.int8)
@@ -45,6 +50,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _latin1,
+    ("__builtin__", "bytes"): _no_bytes,
 }
 for _core in ("numpy.core", "numpy._core"):
     _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = _hollow_array
@@ -65,7 +71,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"refused: the pickle has a persistent reference {pid!r}")
 
 
-def plain_pickle(path: Path) -> Any:
+def plain_pickle(path: str | Path) -> Any:
     """The lists, dicts, strings, numbers and numpy arrays of a pickle.
 
     Raises:
