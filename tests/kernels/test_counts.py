@@ -165,7 +165,7 @@ def test_triton_counts_compile_for_a_gpu_that_is_not_here() -> None:
     types |= dict.fromkeys(("queries", "items", "limit", "tiles_each"), "i32")
     constants = {"D": 100, "BM": 64, "BN": 64, "BK": 32}
     source = ASTSource(triton_counts._counts, types | dict.fromkeys(constants, "constexpr"), constants)
-    assert "fma" in compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    assert "tf32" in compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
 
 
 def _interpreted() -> None:

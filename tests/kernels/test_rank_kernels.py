@@ -7,9 +7,11 @@ its own (the interpreter must be chosen before Triton is imported).
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -229,6 +231,34 @@ def test_a_vector_without_direction_makes_the_loss_nan(fault: float, path: str) 
     assert kernels.loss_from_embeddings(y, labels[:2], x, labels, rule).isnan()
 
 
+@on_triton
+def test_a_loss_that_is_dropped_is_freed(path: str) -> None:
+    """No cycle between a loss and what its backward keeps: nothing would ever break it."""
+    x, labels, _, _ = TINY["uneven"]()
+    x.requires_grad_()
+    gc.disable()
+    try:
+        for _ in range(4):  # measured, recorded, played
+            loss = ROADMAP()(x, labels)
+            node = weakref.ref(loss.grad_fn)
+            del loss
+            assert node() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_memory_does_not_grow_from_step_to_step(path: str) -> None:
+    x, labels, _, _ = LARGE["batch 384"]()
+    x.requires_grad_()
+    levels = []
+    for _ in range(8):
+        x.grad = None
+        ROADMAP()(x, labels).backward()
+        levels.append(torch.cuda.memory_allocated())
+    assert levels[-1] == levels[3]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_scores_ignore_the_tf32_setting(precision: str) -> None:
@@ -308,7 +338,7 @@ def test_triton_kernels_under_the_interpreter() -> None:
             "no:cacheprovider",
             str(here),
             "-k",
-            "triton or bits or nan",
+            "triton or bits or nan or freed",
         ],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

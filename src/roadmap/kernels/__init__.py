@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -36,20 +35,14 @@ __all__ = [
 SMALL = 1 << 21
 
 
-@cache
-def _interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@cache
-def _triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def runs_on_triton(x: Tensor) -> bool:
     """Whether the Triton kernels take `x`: on a GPU, not float64 (whose users want more than float32), not empty."""
-    on_device = x.is_cuda or (x.device.type == "cpu" and _interpreting())
-    return on_device and x.dtype != torch.float64 and x.numel() > 0 and _triton_installed()
+    on_device = x.is_cuda or (x.device.type == "cpu" and _INTERPRETING)
+    return on_device and x.dtype != torch.float64 and x.numel() > 0 and _TRITON_INSTALLED
 
 
 # The kernels are opaque to the compiler: it ends its graph before them and resumes after.
@@ -132,20 +125,20 @@ class _LossFromEmbeddings(torch.autograd.Function):
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
         small = len(query_labels) * len(gallery_labels) <= SMALL
         with _on_device_of(queries):
-            loss, ctx.state = triton_fused.forward(queries, query_labels, gallery, gallery_labels, rule, needs, small)
-        ctx.save_for_backward(queries, gallery)
+            loss, ctx.state, kept = triton_fused.forward(
+                queries, query_labels, gallery, gallery_labels, rule, needs, small
+            )
+        ctx.save_for_backward(*kept)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         from roadmap.kernels import triton_fused
 
-        queries, gallery = ctx.saved_tensors
-        for_queries, for_gallery = ctx.needs_input_grad[:2]
+        kept = ctx.saved_tensors
+        queries, gallery = kept[:2]
         with torch.no_grad():
-            dq, dg = triton_fused.backward(
-                ctx.state, grad, queries if for_queries else None, gallery if for_gallery else None
-            )
+            dq, dg = triton_fused.backward(ctx.state, kept, grad, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
         return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery), None, None, None
 
 

@@ -17,10 +17,9 @@ _programs: dict[Any, tuple[Program, Program]] = {}
 
 @dataclass(frozen=True)
 class FusedState:
-    """Between forward and backward: what the kernels left (None where it was played), and where."""
+    """Between forward and backward, beside the tensors: what the kernels left (None where it was played)."""
 
-    programs: tuple[Program, Program]
-    tensors: tuple[Tensor | None, ...]
+    program: Program
     kept: Any
     small: bool
 
@@ -33,12 +32,21 @@ def forward(
     rule: LossRule,
     needs: tuple[bool, bool],
     small: bool,
-) -> tuple[Tensor, FusedState]:
+) -> tuple[Tensor, FusedState, tuple[Tensor | None, ...]]:
+    """The loss; its state; and the tensors that the backward reads, for autograd to keep and to free."""
     query_labels, gallery_labels = query_labels.long().contiguous(), gallery_labels.long().contiguous()
     loss = torch.empty((), device=queries.device)
     pairs = None if small else triton_tiles.sorted_pairs(query_labels, None if gallery is None else gallery_labels)
     runs = () if pairs is None else (pairs.query_order, pairs.gallery_order, pairs.start, pairs.end, pairs.offset)
     tensors = (queries, gallery, query_labels, gallery_labels, loss, *runs)
+    without_loss = (
+        queries,
+        gallery,
+        query_labels,
+        gallery_labels,
+        None,
+        *runs,
+    )  # kept with it, it would never be freed
     signatures = tuple(signature_of(t) for t in tensors)
     counts = None if pairs is None else (pairs.total, pairs.largest)
     key = (rule, needs, small, queries.device, counts, signatures)
@@ -46,9 +54,8 @@ def forward(
     tape = programs[0].tape
     if tape is not None and (programs[1].tape is not None or not any(needs)):
         workspace = torch.empty(tape.workspace, device=queries.device, dtype=torch.uint8)
-        everything = (*tensors, workspace)
-        tape.play([0 if t is None else t.data_ptr() for t in everything], queries.device.index or 0)
-        return loss, FusedState(programs, everything, None, small)
+        tape.play([0 if t is None else t.data_ptr() for t in (*tensors, workspace)], queries.device.index or 0)
+        return loss, FusedState(programs[1], None, small), (*without_loss, workspace)
     with programs[0].run(queries.device, tensors) as arena:
         if pairs is None:
             kept: Any = triton_small.forward(
@@ -56,20 +63,22 @@ def forward(
             )
         else:
             kept = triton_tiles.forward(arena, loss, queries, gallery, pairs, rule, any(needs))
-    return loss, FusedState(programs, (*tensors, arena.buffer), kept, small)
+    return loss, FusedState(programs[1], kept, small), (*without_loss, arena.buffer)
 
 
 def backward(
-    state: FusedState, upstream: Tensor, queries: Tensor | None, gallery: Tensor | None
+    state: FusedState, kept: tuple[Tensor | None, ...], upstream: Tensor, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients at `queries` and at `gallery`; None in, None out. In the in-batch call both roles meet in `queries`."""
-    program = state.programs[1]
+    """Gradients at queries and gallery, where needed; in the in-batch call both roles meet in the queries."""
+    program = state.program
     upstream = upstream.float()
     if upstream.data_ptr() & 15:
         upstream = upstream.clone()  # a record takes aligned tensors for granted
-    grad_queries = None if queries is None else torch.empty_like(queries, memory_format=torch.contiguous_format)
-    grad_gallery = None if gallery is None else torch.empty_like(gallery, memory_format=torch.contiguous_format)
-    tensors = (*state.tensors, upstream, grad_queries, grad_gallery)
+    grad_queries, grad_gallery = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None and need else None
+        for x, need in zip(kept[:2], needs, strict=True)
+    )
+    tensors = (*kept, upstream, grad_queries, grad_gallery)
     if state.kept is None:
         assert program.tape is not None
         workspace = torch.empty(program.tape.workspace, device=upstream.device, dtype=torch.uint8)
