@@ -8,14 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.triton_launch import Arena, launch
-from roadmap.kernels.triton_math import DEPTH, TILE
+from roadmap.kernels.triton_math import DEPTH, TILE, score_tile, step_and_slope
 from roadmap.kernels.triton_reduce import embedding_gradient
 from roadmap.kernels.triton_tiles import (
     POSITIVES_AT_ONCE,
     PROGRAMS,
     TileState,
     positives_at_once,
-    score_gradient_tiles,
+    worth_it,
 )
 from roadmap.kernels.triton_units import UnitVectors
 
@@ -26,6 +26,60 @@ LARGEST_BLOCK = 1 << 25
 WIDEST_BLOCK = 1 << 16
 GRADIENT_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
 CROWDED_GRADIENT_TILE = {"BN": TILE // 2, "num_warps": 8, "num_stages": 3}
+
+
+@triton.jit(do_not_specialize=["row_first", "column_first"])
+def _score_gradient_tiles(
+    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
+    row_first, column_first, columns, inv_tau, rho_tau, delta, top, negligible, alpha, beta,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr, KS: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """A tile of ∂L/∂s, brought into the range of float16 and split like the vectors it will multiply."""
+    i = row_first + tl.program_id(0) * BM + tl.arange(0, BM)
+    j = column_first + tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = i < M
+    start = tl.load(Start + i, mask=ok, other=0)
+    end = tl.load(End + i, mask=ok, other=0)
+    offset = tl.load(Offset + i, mask=ok, other=0)
+    size = end - start
+    first = column_first + tl.program_id(1) * BN
+    s = score_tile(QHi, QLo, GHi, GLo, row_first + tl.program_id(0) * BM, first, DIM, DEPTH, BM, BN)
+    pos = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
+    grad = tl.zeros((BM, BN), tl.float32)
+    if RANKS:
+        lowest = tl.load(Stats + 9 * M + i, mask=ok, other=4.0)
+        highest = tl.max(tl.where(pos, -4.0, s), 1)
+        if tl.max(highest - lowest, 0) > negligible:
+            for k in range(tl.max(size, 0)):
+                s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
+                if worth_it(highest, s_k, negligible, KS):
+                    weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
+                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
+                    grad += weight[:, None] * slope
+        grad = grad * (tl.load(Factors + 1) * inv_tau)
+    if CALIBRATE:
+        by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)
+        grad += tl.where(s > beta, by_neg[:, None], 0.0)
+    if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
+        own = tl.zeros((BM, BN), tl.float32)
+        if RANKS:
+            at = offset[:, None] + (j[None, :] - start[:, None])
+            own -= tl.load(PosSlope + at, mask=pos, other=0.0) * tl.load(Factors + 1)
+        if CALIBRATE:
+            by_pos = tl.load(Factors + 2) * tl.load(Stats + 6 * M + i, mask=ok, other=0.0)
+            below = s < alpha
+            if IN_BATCH:
+                below = below & (j[None, :] != i[:, None])
+            own -= tl.where(below, by_pos[:, None], 0.0)
+        grad = tl.where(pos, own, grad)
+    grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + 4)
+    hi = grad.to(tl.float16)
+    lo = (grad - hi.to(tl.float32)).to(tl.float16)
+    corner = tl.program_id(0).to(tl.int64) * BM * columns + tl.program_id(1) * BN
+    at = tl.arange(0, BM)[:, None] * columns + tl.arange(0, BN)[None, :]
+    tl.store(WHi + corner + at, hi)
+    tl.store(WLo + corner + at, lo)
 
 
 @triton.jit(do_not_specialize=["inner", "inner_per_split", "stride_split", "u_first", "out_first"])
@@ -156,7 +210,7 @@ def _fill_block(
     q, g, pairs, rule = state.queries, state.gallery, state.pairs, state.rule
     ranks, calibration = rule.ranks, rule.calibration
     tile = GRADIENT_TILE if pairs.largest <= POSITIVES_AT_ONCE else CROWDED_GRADIENT_TILE
-    launch(score_gradient_tiles, (rows // TILE, columns // tile["BN"]),
+    launch(_score_gradient_tiles, (rows // TILE, columns // tile["BN"]),
         q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores, state.weights,
         state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column,
         halves[0].shape[1],

@@ -102,7 +102,7 @@ def _positive_scores(
 
 
 @triton.jit
-def _worth_it(highest, s_k, negligible, KS: tl.constexpr):
+def worth_it(highest, s_k, negligible, KS: tl.constexpr):
     """Whether some sigmoid of the tile under threshold k is above nothing. With many positives, asking costs more."""
     worth = True
     if KS <= 8:
@@ -148,7 +148,7 @@ def _rank_tiles(
             if tl.max(highest - lowest, 0) > negligible:  # else every sigmoid of the tile has vanished
                 for k in range(k_here):
                     s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
-                    if _worth_it(highest, s_k, negligible, KS):
+                    if worth_it(highest, s_k, negligible, KS):
                         value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
                         here = k_all[None, :] == k
                         rank += tl.where(here, tl.sum(value, 1)[:, None], 0.0)
@@ -348,57 +348,3 @@ def forward(
         launch(_among_positives, (M,), *runs, scores, by_pos, pos_slopes, inv_tau, **own, num_warps=warps)
     factors = reduced_loss(arena, loss, stats, q.norms, None if in_batch else g.norms, rule, bounded=True)
     return TileState(q, g, in_batch, pairs, scores, weights, pos_slopes, stats, factors, rule)
-
-
-@triton.jit(do_not_specialize=["row_first", "column_first"])
-def score_gradient_tiles(
-    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
-    row_first, column_first, columns, inv_tau, rho_tau, delta, top, negligible, alpha, beta,
-    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr, KS: tl.constexpr,
-    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """A tile of ∂L/∂s, brought into the range of float16 and split like the vectors it will multiply."""
-    i = row_first + tl.program_id(0) * BM + tl.arange(0, BM)
-    j = column_first + tl.program_id(1) * BN + tl.arange(0, BN)
-    ok = i < M
-    start = tl.load(Start + i, mask=ok, other=0)
-    end = tl.load(End + i, mask=ok, other=0)
-    offset = tl.load(Offset + i, mask=ok, other=0)
-    size = end - start
-    first = column_first + tl.program_id(1) * BN
-    s = score_tile(QHi, QLo, GHi, GLo, row_first + tl.program_id(0) * BM, first, DIM, DEPTH, BM, BN)
-    pos = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
-    grad = tl.zeros((BM, BN), tl.float32)
-    if RANKS:
-        lowest = tl.load(Stats + 9 * M + i, mask=ok, other=4.0)
-        highest = tl.max(tl.where(pos, -4.0, s), 1)
-        if tl.max(highest - lowest, 0) > negligible:
-            for k in range(tl.max(size, 0)):
-                s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
-                if _worth_it(highest, s_k, negligible, KS):
-                    weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
-                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
-                    grad += weight[:, None] * slope
-        grad = grad * (tl.load(Factors + 1) * inv_tau)
-    if CALIBRATE:
-        by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)
-        grad += tl.where(s > beta, by_neg[:, None], 0.0)
-    if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
-        own = tl.zeros((BM, BN), tl.float32)
-        if RANKS:
-            at = offset[:, None] + (j[None, :] - start[:, None])
-            own -= tl.load(PosSlope + at, mask=pos, other=0.0) * tl.load(Factors + 1)
-        if CALIBRATE:
-            by_pos = tl.load(Factors + 2) * tl.load(Stats + 6 * M + i, mask=ok, other=0.0)
-            below = s < alpha
-            if IN_BATCH:
-                below = below & (j[None, :] != i[:, None])
-            own -= tl.where(below, by_pos[:, None], 0.0)
-        grad = tl.where(pos, own, grad)
-    grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + 4)
-    hi = grad.to(tl.float16)
-    lo = (grad - hi.to(tl.float32)).to(tl.float16)
-    corner = tl.program_id(0).to(tl.int64) * BM * columns + tl.program_id(1) * BN
-    at = tl.arange(0, BM)[:, None] * columns + tl.arange(0, BN)[None, :]
-    tl.store(WHi + corner + at, hi)
-    tl.store(WLo + corner + at, lo)
