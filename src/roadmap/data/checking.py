@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +13,7 @@ from roadmap.data.datasets.sources import SOURCES
 from roadmap.data.images import Box, PictureError, upright
 from roadmap.data.packing import progress_bar
 from roadmap.data.packs import Pack, source_stamp
+from roadmap.data.processes import worked
 from roadmap.data.records import UNLABELLED, Records
 
 _CHUNK = 64
@@ -171,19 +169,10 @@ def _unreadable(records: Records, present: Sequence[int], workers: int | None, p
     found: dict[str, str] = {}
     place = {str(records.path(i)): records.paths[i] for i in present}
     with progress_bar(len(present), 0, progress, "decoding") as bar:
-        for chunk, failures in zip(chunks, _failures(chunks, workers), strict=True):
+        for chunk, failures in worked(decoding_failures, chunks, workers):
             found |= {place[path]: reason for path, reason in failures}
             bar.update(len(chunk))
     return found
-
-
-def _failures(chunks: Sequence[_Chunk], workers: int | None) -> Iterator[list[tuple[str, str]]]:
-    count = min((os.cpu_count() or 1) if workers is None else workers, len(chunks))
-    if count <= 1:
-        yield from map(decoding_failures, chunks)
-        return
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(decoding_failures, chunks)
 
 
 def decoding_failures(chunk: _Chunk) -> list[tuple[str, str]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from roadmap.data.packs import (
     picture_key,
     source_stamp,
 )
+from roadmap.data.processes import worked
 from roadmap.data.records import Records
 
 SHARD = 256  # pictures a file: enough work per task, few enough to redo after an interruption
@@ -79,7 +79,8 @@ def pack(
     todo = [s for s in shards if s.stem not in finished]
     count = len(records)
     with progress_bar(count, sum(len(s.paths) for s in done), progress, "packing") as bar:
-        for pictures in _run(todo, str(target), side, on_error, workers):
+        write = functools.partial(write_shard, folder=str(target), side=side, on_error=on_error)
+        for _, pictures in worked(write, todo, workers):
             bar.update(pictures)
     return _finished(records, side, target, shards)
 
@@ -100,24 +101,6 @@ def _is_done(stem: Path, on_error: OnError) -> bool:
     if not about.is_file() or not stem.with_name(f"{stem.name}.u8").is_file():
         return False
     return on_error == "skip" or not json.loads(about.read_text())["failures"]
-
-
-def _run(todo: Sequence[_Shard], folder: str, side: int, on_error: OnError, workers: int | None) -> Iterator[int]:
-    """Counts of pictures as shards are finished."""
-    count = min((os.cpu_count() or 1) if workers is None else workers, len(todo))
-    if count <= 1:
-        yield from (write_shard(shard, folder, side, on_error) for shard in todo)
-        return
-    # spawn: a fork of a process with threads (torch has them) can deadlock
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(write_shard, shard, folder, side, on_error) for shard in todo}
-        try:
-            while waiting:
-                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in ready)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 def write_shard(shard: _Shard, folder: str, side: int, on_error: OnError) -> int:
