@@ -89,11 +89,11 @@ def test_an_interrupted_pack_is_no_pack_and_resumes(records, monkeypatch):
     written = []
     original = packing.write_shard
 
-    def failing(shard, *rest):
+    def failing(shard, **rest):
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(shard.stem)
-        return original(shard, *rest)
+        return original(shard, **rest)
 
     monkeypatch.setattr(packing, "write_shard", failing)
     with pytest.raises(KeyboardInterrupt):

@@ -172,7 +172,7 @@ def _unreadable(records: Records, present: Sequence[int], workers: int | None, p
         for chunk, failures in worked(decoding_failures, chunks, workers):
             found |= {place[path]: reason for path, reason in failures}
             bar.update(len(chunk))
-    return found
+    return {path: found[path] for path in place.values() if path in found}  # in the order of the records
 
 
 def decoding_failures(chunk: _Chunk) -> list[tuple[str, str]]:
