@@ -4,41 +4,46 @@
     python benchmarks/bench_loading.py --root DIR --dataset folder
 
 The same pictures, crops (scale 0.16-1, ratio 3/4-4/3), flips and normalisation for all. Rounds alternate between
-the methods and the median is kept. Writes benchmarks/results/loading_<device>.csv.
+the methods and the median is kept. "decode only" is the rate of processes that are running already; start_seconds says
+what starting them took. "pack" is the whole call, and its start_seconds is the part that starting processes takes in
+it. Writes benchmarks/results/loading_<device>.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import functools
+import multiprocessing
 import os
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import date
 from pathlib import Path
 
 import torch
+from measure import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from roadmap.data import Batches, Pack, Records, dataset, training_batches
 from roadmap.data.augment import IMAGENET_MEAN, IMAGENET_STD
-from roadmap.data.checking import checked
+from roadmap.data.checking import decoding_failures
+from roadmap.data.images import Box, shrunk, upright
 from roadmap.data.packing import pack
+from roadmap.data.processes import worked
 from roadmap.data.samplers import MPerClass
 
 SIZE = 224
+SIDE = 256  # of a pack
 COLUMNS = ["method", "pictures_per_second", "slowest_round", "fastest_round", "ratio_to_baseline", "rounds", "pictures"]
 COLUMNS += ["batch", "size", "workers", "device", "hardware", "load_before", "load_after", "torch", "commit", "date"]
+COLUMNS += ["start_seconds"]
 Rates = dict[str, list[float]]
+Seconds = dict[str, float]
 
 
 def rate(batches: Iterable[object], count: int, batch: int, device: torch.device, warm: int = 4) -> float:
@@ -92,30 +97,51 @@ def packed(records: Records, pictures: Pack, place: str, batch: int, workers: in
     )
 
 
-def packing_rates(records: Records, folder: Path, workers: int, rounds: int) -> tuple[Rates, Pack]:
-    """Pictures a second decoded and dropped, and decoded and packed, by the same number of processes."""
+def packing_rates(records: Records, folder: Path, workers: int, rounds: int) -> tuple[Rates, Seconds, Pack]:
+    """What the cores decode when they do nothing else, what packing makes of it, and what starting processes takes.
+
+    Pictures a second. "decode only" counts from when all its processes are there; "pack" is the whole call.
+    """
     found: Rates = {"decode only": [], "pack": []}
+    starts: dict[str, list[float]] = {"decode only": [], "pack": []}
     for number in range(rounds):
         shutil.rmtree(folder, ignore_errors=True)
+        decoded, start = decoding_rate(records, workers)
+        found["decode only"].append(decoded)
+        starts["decode only"].append(start)
         started = time.perf_counter()
-        checked(_without_splits(records), workers=workers)
-        found["decode only"].append(len(records) / (time.perf_counter() - started))
+        list(worked(decoding_failures, [()] * workers, workers))  # processes that come up, decode nothing, and go
+        starts["pack"].append(time.perf_counter() - started)
         started = time.perf_counter()
-        pictures = pack(records, folder=folder, workers=workers, progress=False)
+        pictures = pack(records, SIDE, folder, workers=workers, progress=False)
         found["pack"].append(len(records) / (time.perf_counter() - started))
         for name, values in found.items():
-            print(f"{name:32s} {values[number]:12,.0f} pictures/s", flush=True)
-    return found, pictures
+            print(f"{name:32s} {values[number]:12,.0f} pictures/s, start-up {starts[name][number]:.2f} s", flush=True)
+    return found, {name: statistics.median(values) for name, values in starts.items()}, pictures
 
 
-def _without_splits(records: Records) -> Records:
-    """So that `checked` decodes and does nothing else."""
-    return dataclasses.replace(records, splits=None)
+def decoding_rate(records: Records, workers: int) -> tuple[float, float]:
+    """Pictures a second that `workers` running processes decode and drop, and the seconds it took to start them."""
+    pictures = [(str(records.path(i)), records.box(i)) for i in range(len(records))]
+    context = multiprocessing.get_context("spawn")
+    started = time.perf_counter()
+    everyone = context.Barrier(workers + 1)
+    with context.Pool(workers, initializer=everyone.wait) as pool:
+        everyone.wait()
+        ready = time.perf_counter()
+        count = sum(pool.imap_unordered(decoded_and_dropped, pictures, chunksize=16))
+        return count / (time.perf_counter() - ready), ready - started
 
 
-def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> Rates:
+def decoded_and_dropped(picture: tuple[str, Box | None]) -> int:
+    """What packing does to a picture, without keeping it."""
+    shrunk(upright(*picture), SIDE)
+    return 1
+
+
+def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> tuple[Rates, Seconds]:
     device, batch, workers = torch.device(arguments.device), arguments.batch, arguments.workers
-    rates, pictures = packing_rates(records, folder, workers, arguments.rounds)
+    rates, starts, pictures = packing_rates(records, folder, workers, arguments.rounds)
     pictures = pictures.aligned(records)
     ways: dict[str, Callable[[], Iterator[object]]] = {
         "ImageFolder + DataLoader": functools.partial(image_folder, arguments.folder, batch, workers, device)
@@ -132,34 +158,15 @@ def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> R
             few = arguments.batches * (1 if "DataLoader" in name else 4 if device.type == "cpu" else 20)
             found[name].append(rate(way(), few, batch, device))
             print(f"{name:32s} {found[name][-1]:12,.0f} pictures/s", flush=True)
-    return rates | found
+    return rates | found, starts
 
 
-def hardware(device: torch.device) -> str:
-    cores = f"{os.cpu_count()} cores {_processor()}"
-    return f"{torch.cuda.get_device_name(device)}, {cores}" if device.type == "cuda" else cores
-
-
-def _processor() -> str:
-    try:
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        return names[0].split(":", 1)[1].strip()
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def written(path: Path, rates: Rates, arguments: argparse.Namespace, pictures: int) -> None:
+def write(path: Path, rates: Rates, starts: Seconds, arguments: argparse.Namespace, pictures: int) -> None:
     median = {name: statistics.median(values) for name, values in rates.items()}
     baseline = dict.fromkeys(rates, median["ImageFolder + DataLoader"])
     baseline |= {"pack": median["decode only"], "decode only": median["decode only"]}
+    about = provenance(arguments.device)
+    about["hardware"] = f"{about['hardware']}, {os.cpu_count()} cores"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -167,11 +174,11 @@ def written(path: Path, rates: Rates, arguments: argparse.Namespace, pictures: i
         for name, values in rates.items():
             speed = [f"{v:.0f}" for v in (median[name], min(values), max(values))]
             facts = [len(values), pictures, arguments.batch, SIZE, arguments.workers, arguments.device]
-            about = [hardware(torch.device(arguments.device)), f"{arguments.load:.1f}", f"{os.getloadavg()[0]:.1f}"]
+            load = [f"{arguments.load:.1f}", f"{os.getloadavg()[0]:.1f}"]
             ratio = f"{median[name] / baseline[name]:.2f}"
-            writer.writerow(
-                [name, *speed, ratio, *facts, *about, torch.__version__, arguments.commit, date.today().isoformat()]
-            )
+            start = f"{starts[name]:.2f}" if name in starts else ""
+            where = [about["hardware"], *load, about["torch"], about["commit"], about["date"]]
+            writer.writerow([name, *speed, ratio, *facts, *where, start])
 
 
 def main() -> None:
@@ -186,7 +193,6 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pack", type=Path, help="where to pack; a temporary folder by default")
-    parser.add_argument("--commit", default=commit(), help="written to the CSV where there is no git")
     parser.add_argument("--out", type=Path, help="CSV file")
     arguments = parser.parse_args()
     arguments.load = os.getloadavg()[0]  # a busy machine slows the baseline and the pack alike, but not equally
@@ -195,8 +201,8 @@ def main() -> None:
     device = torch.device(arguments.device).type
     out = arguments.out or Path(__file__).parent / "results" / f"loading_{device}.csv"
     with tempfile.TemporaryDirectory() as temporary:
-        rates = measured(arguments, records, arguments.pack or Path(temporary) / "pack")
-    written(out, rates, arguments, len(records))
+        rates, starts = measured(arguments, records, arguments.pack or Path(temporary) / "pack")
+    write(out, rates, starts, arguments, len(records))
     print(out.read_text())
 
 

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measure import cpu_peak_mib, provenance
+from measure import peak_mib, provenance
 from torch import Tensor
 
 from roadmap.losses import ROADMAP, SmoothAP, SupAP, calibration
@@ -89,20 +89,6 @@ def milliseconds(step: Callable[[], None], device: str, budget: float) -> float:
         step()
         times.append(1000 * (time.perf_counter() - start))
     return median(times)
-
-
-def peak_mib(step: Callable[[], None], device: str) -> float:
-    """Memory at its highest during a step, above what lay there before it."""
-    if device == "cuda":
-        step()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    return cpu_peak_mib(step)
 
 
 def measured(name: str, step: Callable[[], None], size: int, device: str, budget: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 Every measurement has a process of its own. Seconds: the best of several calls, after one that is not counted; beside
 them the processor seconds of all threads. Memory: the most that the call takes beside its arguments (resident set on
 the CPU, torch's allocator on the GPU). Peers that are not installed are skipped, and said so. Results go to
-benchmarks/results/metrics_<device>.csv.
+benchmarks/results/metrics_<device>.csv, after every measurement: a run that is stopped keeps what it has.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import provenance
+from measure import memory_mib, memory_peak_mib, provenance
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-MEGABYTE = 1 << 20
 # name: items, dimensions, items in a class
 SCALES = {"sop": (60_502, 512, 5), "inat": (136_093, 512, 58), "million": (1_000_000, 128, 10)}
 WHO = {
@@ -82,38 +81,24 @@ def blocked_scores(vectors: Tensor, top: int) -> dict[str, float]:
     return {}
 
 
-def resident(peak: bool) -> int:
-    """Bytes of memory of this process: now, or the most since it was last reset."""
-    name = "VmHWM:" if peak else "VmRSS:"
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
-
-
 def measure(who: str, device: str, items: int, dim: int, per_class: int, repeats: int) -> dict[str, Any]:
     vectors, labels = data(items, dim, per_class, device)
     work = call(who, vectors, labels)
-    cuda = device == "cuda"
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        before = resident(peak=False)
+    before = memory_mib(device)
     seconds, processor = [], []
     for _ in range(repeats + 1):
         start, spent = time.perf_counter(), time.process_time()
         values = work()
-        if cuda:
+        if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - spent)
-    peak = torch.cuda.max_memory_allocated() if cuda else resident(peak=True)
+    peak = memory_peak_mib(device)
     return {
         "seconds": round(min(seconds[1:] or seconds), 4),
         "cpu_seconds": round(min(processor[1:] or processor), 4),
-        "extra_MiB": round((peak - before) / MEGABYTE, 1),
-        "peak_MiB": round(peak / MEGABYTE, 1),
+        "extra_MiB": round(peak - before, 1),
+        "peak_MiB": round(peak, 1),
         "mAP@R": round(values.get("mAP@R", values.get("mean_average_precision_at_r", float("nan"))), 6),
         "mAP": round(values.get("mAP", values.get("mean_average_precision", float("nan"))), 6),
     }
@@ -151,28 +136,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="processes for each contender, taking turns")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls in each process")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for one measurement")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the CSV")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))))
         return
-    scales = list(SCALES) if options.scale == "all" else [options.scale]
-    about, rows = provenance(options.device) | versions(), []
-    for scale in scales:
-        size = SCALES[scale] if scale in SCALES else (int(scale), options.dim, 5)
-        contenders = ["roadmap"] if scale == "million" else RUN_BY[options.device]
-        best: dict[str, dict[str, Any]] = {}
-        for _ in range(options.rounds):  # in turn, so that a busy minute of the machine meets them all
-            for who in contenders:
-                if "skipped" not in best.get(who, {}) and not (who in best and who == "pml k=None"):
-                    repeats = 0 if who == "pml k=None" else options.repeats
-                    found = measured_apart(who, options.device, size, repeats, options.limit)
-                    best[who] = found if who not in best else better(best[who], found)
+    path = options.out / f"metrics_{options.device}.csv"
+    about = provenance(options.device) | versions()
+    finished: list[dict[str, Any]] = []
+    for scale in list(SCALES) if options.scale == "all" else [options.scale]:
+        rows: list[dict[str, Any]] = []
+        for rows in measured_scale(scale, options):
+            write([row | about for row in [*finished, *rows]], path)
+        finished += rows
+        for row in rows:
+            print_row(row)
+    print(f"wrote {path}")
+
+
+def measured_scale(scale: str, options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Rows of the contenders at one scale, again after every measurement."""
+    size = SCALES[scale] if scale in SCALES else (int(scale), options.dim, 5)
+    contenders = ["roadmap"] if scale == "million" else RUN_BY[options.device]
+    best: dict[str, dict[str, Any]] = {}
+    for _ in range(options.rounds):  # in turn, so that a busy minute of the machine meets them all
         for who in contenders:
-            what = {"scale": scale, "items": size[0], "dim": size[1], "who": who, "computes": WHO[who]}
-            rows.append(what | best[who] | about)
-            print_row(rows[-1])
-    write(rows, ROOT / "benchmarks" / "results" / f"metrics_{options.device}.csv")
+            if "skipped" in best.get(who, {}) or (who in best and who == "pml k=None"):
+                continue
+            repeats = 0 if who == "pml k=None" else options.repeats
+            found = measured_apart(who, options.device, size, repeats, options.limit)
+            best[who] = found if who not in best else better(best[who], found)
+            what = {"scale": scale, "items": size[0], "dim": size[1]}
+            yield [what | {"who": name, "computes": WHO[name]} | best[name] for name in contenders if name in best]
 
 
 def better(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +194,6 @@ def write(rows: list[dict[str, Any]], path: Path) -> None:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
-    print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+MEBIBYTE = 1 << 20
+
 
 def hardware(device: str) -> str:
     """The device in words: the GPU's name, or the processor's with the number of threads torch uses."""
@@ -48,13 +50,31 @@ def provenance(device: str) -> dict[str, str]:
     }
 
 
-def cpu_peak_mib(step: Callable[[], None]) -> float:
-    """Resident memory at its highest during `step`, above what was resident before it (Linux)."""
-    step()
+def memory_mib(device: str) -> float:
+    """Memory in use now: resident on the CPU (Linux), torch's allocator on the GPU. Peaks count from here on."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / MEBIBYTE
     Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to what is resident now
-    before = _status_kib("VmRSS")
+    return _status_kib("VmRSS") / 1024
+
+
+def memory_peak_mib(device: str) -> float:
+    """The most memory in use since `memory_mib` was asked."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() / MEBIBYTE
+    return _status_kib("VmHWM") / 1024
+
+
+def peak_mib(step: Callable[[], None], device: str) -> float:
+    """Memory at its highest during a second `step`, above what lay there before it."""
     step()
-    return max(0.0, (_status_kib("VmHWM") - before) / 1024)
+    before = memory_mib(device)
+    step()
+    return max(0.0, memory_peak_mib(device) - before)
 
 
 def _status_kib(field: str) -> int:
