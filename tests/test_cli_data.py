@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-
-import layouts
 
 import roadmap.cli
 from roadmap.cli_data import GLYPH_SIZE, NAMES, app
 from roadmap.data.datasets import READERS, SOURCES, dataset
 from roadmap.data.glyphs import SIZE
 from roadmap.data.packs import fresh_pack
+
+from .data import layouts
 
 
 @pytest.fixture

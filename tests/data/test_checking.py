@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
-import layouts
 import pytest
 
 from roadmap.data.checking import checked
 from roadmap.data.datasets import SOURCES, dataset
+
+from . import layouts
 
 
 def test_counts_are_compared_with_the_published_ones(tmp_path):

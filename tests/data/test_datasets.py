@@ -6,7 +6,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
 
@@ -15,6 +14,8 @@ from roadmap.data.datasets import READERS, SOURCES, dataset
 from roadmap.data.datasets.sfm import hashed
 from roadmap.data.images import picture
 from roadmap.data.records import UNLABELLED
+
+from . import layouts
 
 BUILDERS = {
     "cub": layouts.cub_layout,

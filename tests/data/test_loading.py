@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import layouts
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,8 @@ from roadmap.data.loading import evaluation_batches, pack_or_offer, training_bat
 from roadmap.data.packing import pack
 from roadmap.data.packs import fresh_pack
 from roadmap.data.samplers import MPerClass
+
+from . import layouts
 
 CROP = RandomCrop(24)
 CPU = torch.device("cpu")

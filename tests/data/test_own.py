@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-import layouts
 import pytest
 
 from roadmap.data.datasets import dataset
+
+from . import layouts
 
 
 def touched(root, *paths):

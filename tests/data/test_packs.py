@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 
-import layouts
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,6 +15,8 @@ from roadmap.data.datasets import dataset
 from roadmap.data.images import PictureError, picture, shrunk
 from roadmap.data.packing import pack
 from roadmap.data.packs import Pack, PackError, fresh_pack, pack_folder
+
+from . import layouts
 
 
 @pytest.fixture

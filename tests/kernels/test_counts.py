@@ -151,23 +151,6 @@ def test_triton_counts_under_the_interpreter() -> None:
     assert "interpreted 4 problems" in done.stdout
 
 
-def test_triton_counts_compile_for_a_gpu_that_is_not_here() -> None:
-    """The interpreter takes what the compiler refuses; compiling needs no device."""
-    pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("the interpreter replaces the compiler")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
-    from roadmap.kernels import triton_counts
-
-    types = dict.fromkeys(("Queries", "Gallery", "Thresholds"), "*fp32") | dict.fromkeys(("Limits", "Counts"), "*i32")
-    types |= dict.fromkeys(("queries", "items", "limit", "tiles_each"), "i32")
-    constants = {"D": 100, "BM": 64, "BN": 64, "BK": 32}
-    source = ASTSource(triton_counts._counts, types | dict.fromkeys(constants, "constexpr"), constants)
-    assert "tf32" in compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
-
-
 def _interpreted() -> None:
     from roadmap.kernels import triton_counts
     from roadmap.metrics.ranking import positive_counts_of

@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.metrics.literal import eq1_average_precision, literal_mean, literal_pessimistic
 from torch import Tensor
 
 from roadmap.metrics import retrieval_metrics
+
+from .literal import eq1_average_precision, literal_mean, literal_pessimistic
 
 KS = [1, 2, 3, 5, 1000]
 NAMES = [*(f"R@{k}" for k in KS), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
