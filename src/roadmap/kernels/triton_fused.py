@@ -12,6 +12,7 @@ from roadmap.kernels import triton_products, triton_small, triton_tiles
 from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton_launch import Program, signature_of
 
+MOST_PROGRAMS = 64  # records kept; a loop has one or two, a sweep over shapes must not gather them for ever
 _programs: dict[Any, tuple[Program, Program]] = {}
 
 
@@ -50,7 +51,10 @@ def forward(
     signatures = tuple(signature_of(t) for t in tensors)
     counts = None if pairs is None else (pairs.total, pairs.largest)
     key = (rule, needs, small, queries.device, counts, signatures)
-    programs = _programs.setdefault(key, (Program(), Program()))
+    programs = _programs.pop(key, None) or (Program(), Program())
+    _programs[key] = programs  # the last used stands last
+    if len(_programs) > MOST_PROGRAMS:
+        _programs.pop(next(iter(_programs)), None)
     tape = programs[0].tape
     if tape is not None and (programs[1].tape is not None or not any(needs)):
         workspace = torch.empty(tape.workspace, device=queries.device, dtype=torch.uint8)

@@ -30,6 +30,7 @@ from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
 POSITIVES_AT_ONCE = min(16, TILE // 4)  # ranks that one pass over the gallery counts; more positives take more passes
 RANK_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
+PAIRS_ROUNDED_TO = 4096
 CROWDED_RANK_TILE = {"BN": TILE // 2, "num_warps": 8, "num_stages": 3}  # many positives: sigmoids outweigh the product
 PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: enough to even out uneven rows
 
@@ -39,6 +40,7 @@ class PositivePairs:
     """P_i as runs of columns: positives of row i are columns start[i] ... end[i] - 1, its scores lie at offset[i].
 
     Row i is query `query_order[i]`, column j gallery item `gallery_order[j]`: both in the order of their labels.
+    `total` and `largest` are at least the number of pairs and the most positives of one query.
     """
 
     query_order: Tensor
@@ -67,7 +69,7 @@ class TileState:
 
 
 def positives_at_once(pairs: PositivePairs) -> int:
-    return min(POSITIVES_AT_ONCE, max(4, int(triton.next_power_of_2(pairs.largest))))
+    return min(POSITIVES_AT_ONCE, max(4, pairs.largest))
 
 
 def sorted_pairs(query_labels: Tensor, gallery_labels: Tensor | None) -> PositivePairs:
@@ -79,7 +81,9 @@ def sorted_pairs(query_labels: Tensor, gallery_labels: Tensor | None) -> Positiv
     size = end - start
     ends = size.cumsum(0)
     total, largest = (int(v) for v in torch.stack([ends[-1], size.max()]).tolist())  # the only read-back
-    return PositivePairs(q_order, g_order, start, end, ends - size, total, largest)
+    # Rounded up, so that batches of uneven classes, whose counts differ a little at every step, share a record.
+    room = triton.cdiv(max(total, 1), PAIRS_ROUNDED_TO) * PAIRS_ROUNDED_TO
+    return PositivePairs(q_order, g_order, start, end, ends - size, room, triton.next_power_of_2(max(largest, 1)))
 
 
 @triton.jit
@@ -308,11 +312,11 @@ def forward(
     vectors = (q.hi, q.lo, g.hi, g.lo)
     runs = (pairs.start, pairs.end, pairs.offset)
     row_tiles, column_tiles = triton.cdiv(M, TILE), triton.cdiv(N, TILE)
-    scores, weights, by_pos, pos_slopes = (arena.empty(max(pairs.total, 1)) for _ in range(4))
+    scores, weights, by_pos, pos_slopes = (arena.empty(pairs.total) for _ in range(4))
     shared = min(column_tiles, triton.cdiv(PROGRAMS // 2, row_tiles))
     launch(_positive_scores, (row_tiles, shared), *vectors, *runs, scores, M, **tile, num_warps=8)
 
-    passes = max(1, triton.cdiv(pairs.largest, POSITIVES_AT_ONCE)) if ranks else 1
+    passes = triton.cdiv(pairs.largest, POSITIVES_AT_ONCE) if ranks else 1
     column_tiles = triton.cdiv(N, rank_tile["BN"])
     splits = min(column_tiles, triton.cdiv(PROGRAMS, row_tiles * passes))
     tiles = triton.cdiv(column_tiles, splits)
@@ -333,7 +337,7 @@ def forward(
         KS=positives_at_once(pairs), **rank_tile,
     )  # fmt: skip
     stats = arena.empty(STATISTICS, M)
-    block = min(64, triton.next_power_of_2(max(pairs.largest, 2)))
+    block = min(64, max(pairs.largest, 2))
     own = {"IN_BATCH": in_batch, "INCLUDE_SELF": rule.include_self, "KS": block}
     warps = 1 if block <= 16 else 4
     launch(_finished_rows, (M,),
