@@ -109,9 +109,9 @@ def drawn(items: int, dims: int, classes: int, *, spread: float = 0.6, gallery: 
 
 
 def tied() -> Batch:
-    """Every vector twice, once under another label: positives and negatives tie exactly."""
-    x, labels, _, _ = drawn(9, 40, 4)
-    return torch.cat([x, x]), torch.cat([labels, labels.roll(3)]), None, None
+    """Every vector twice under different labels, some a third time under their own: all kinds of exact ties."""
+    x, labels, _, _ = drawn(8, 40, 4)
+    return torch.cat([x, x, x[:4]]), torch.cat([labels, labels.roll(3), labels[:4]]), None, None
 
 
 def aligned() -> Batch:
