@@ -76,6 +76,7 @@ def _answered(idle: SimpleQueue[_Process], function: Callable[[Task], Result], t
         process.stdin.flush()
         value, error = pickle.load(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as cause:
+        process.kill()  # where it is not dead but talks nonsense; the exit code of a dead one stays
         raise RuntimeError(f"a worker process died with exit code {process.wait()}; is there enough memory?") from cause
     finally:
         idle.put(process)
