@@ -213,7 +213,7 @@ def test_weights_move_with_the_module(name: str) -> None:
     assert called(loss, vectors(9, 0, torch.float64), LABELS).dtype == torch.float64
 
 
-def compiled_agrees(name: str, backend: str) -> None:
+def check_compiled_agrees(name: str, backend: str) -> None:
     torch.compiler.reset()
     gallery = {} if CONTRACTS[name].no_gallery else {"ref_emb": vectors(7, 1), "ref_labels": GALLERY_LABELS}
     results = []
@@ -227,12 +227,12 @@ def compiled_agrees(name: str, backend: str) -> None:
 
 @EVERY_LOSS
 def test_compiled(name: str) -> None:
-    compiled_agrees(name, "aot_eager")
+    check_compiled_agrees(name, "aot_eager")
 
 
 @pytest.mark.slow
 def test_compiled_by_inductor() -> None:
-    compiled_agrees("ROADMAP", "inductor")
+    check_compiled_agrees("ROADMAP", "inductor")
 
 
 @pytest.mark.gpu

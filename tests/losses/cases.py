@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-def agrees(loss: nn.Module, transcription: Literal, case: Case, include_self: bool, atol: float = 1e-11) -> None:
+def check_agrees(loss: nn.Module, transcription: Literal, case: Case, include_self: bool, atol: float = 1e-11) -> None:
     """Value and gradients, with respect to queries and gallery, of a loss called on embeddings."""
     vectors = case.vectors.clone().requires_grad_()
     labels = torch.tensor(case.labels)
@@ -104,7 +104,7 @@ def score_table(seed: int, queries: int = 4, items: int = 9, ties: bool = False)
     return scores, kind == 0, kind == 1
 
 
-def agrees_on_scores(
+def check_agrees_on_scores(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor],
     transcription: Literal,
     table: tuple[Tensor, Tensor, Tensor],

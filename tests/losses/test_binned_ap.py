@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from roadmap.losses import FastAP, SoftBinAP, average_precision, fastap, softbinap
 
 from . import literal
-from .cases import CASES, Case, agrees, agrees_on_scores, score_table
+from .cases import CASES, Case, check_agrees, check_agrees_on_scores, score_table
 
 BOTH = pytest.mark.parametrize("include_self", [True, False], ids=["with self", "without self"])
 
@@ -18,21 +18,23 @@ BOTH = pytest.mark.parametrize("include_self", [True, False], ids=["with self", 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_fastap_is_its_transcription(case: Case, include_self: bool) -> None:
     # 9 bins: with 10 the tied cosines 0 would lie on a node, where the triangle has no derivative.
-    agrees(FastAP(9, include_self), lambda s, P, N: literal.fastap(s, P, N, 9), case, include_self)
+    check_agrees(FastAP(9, include_self), lambda s, P, N: literal.fastap(s, P, N, 9), case, include_self)
 
 
 @BOTH
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_softbinap_is_its_transcription(case: Case, include_self: bool) -> None:
-    agrees(SoftBinAP(include_self=include_self), literal.softbinap, case, include_self)
+    check_agrees(SoftBinAP(include_self=include_self), literal.softbinap, case, include_self)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_functions_ignore_items_in_neither_mask(seed: int) -> None:
-    agrees_on_scores(fastap, literal.fastap, score_table(seed))
-    agrees_on_scores(softbinap, literal.softbinap, score_table(seed))
-    agrees_on_scores(lambda *t: fastap(*t, bins=1), lambda s, P, N: literal.fastap(s, P, N, 1), score_table(seed))
-    agrees_on_scores(lambda *t: softbinap(*t, bins=2), lambda s, P, N: literal.softbinap(s, P, N, 2), score_table(seed))
+    check_agrees_on_scores(fastap, literal.fastap, score_table(seed))
+    check_agrees_on_scores(softbinap, literal.softbinap, score_table(seed))
+    check_agrees_on_scores(lambda *t: fastap(*t, bins=1), lambda s, P, N: literal.fastap(s, P, N, 1), score_table(seed))
+    check_agrees_on_scores(
+        lambda *t: softbinap(*t, bins=2), lambda s, P, N: literal.softbinap(s, P, N, 2), score_table(seed)
+    )
 
 
 def test_one_bin_by_hand() -> None:

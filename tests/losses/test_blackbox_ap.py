@@ -8,7 +8,7 @@ import torch
 from roadmap.losses import BlackBoxAP, average_precision, blackboxap
 
 from . import literal
-from .cases import CASES, Case, agrees, agrees_on_scores, score_table
+from .cases import CASES, Case, check_agrees, check_agrees_on_scores, score_table
 
 
 @pytest.mark.parametrize("include_self", [True, False], ids=["with self", "without self"])
@@ -18,13 +18,13 @@ def test_blackboxap_is_its_transcription(case: Case, include_self: bool) -> None
     def transcription(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> literal.ValueAndGradient:
         return literal.blackboxap(s, P, N, lam=0.7391)
 
-    agrees(BlackBoxAP(lam=0.7391, include_self=include_self), transcription, case, include_self)
+    check_agrees(BlackBoxAP(lam=0.7391, include_self=include_self), transcription, case, include_self)
 
 
 @pytest.mark.parametrize("lam", [0.1, 4.0, 50.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_function_ignores_items_in_neither_mask(seed: int, lam: float) -> None:
-    agrees_on_scores(
+    check_agrees_on_scores(
         lambda s, p, n: blackboxap(s, p, n, lam, margin=0.1),
         lambda s, P, N: literal.blackboxap(s, P, N, lam, margin=0.1),
         score_table(seed),
@@ -32,7 +32,7 @@ def test_function_ignores_items_in_neither_mask(seed: int, lam: float) -> None:
 
 
 def test_default_settings_are_the_transcriptions() -> None:
-    agrees_on_scores(blackboxap, literal.blackboxap, score_table(2))
+    check_agrees_on_scores(blackboxap, literal.blackboxap, score_table(2))
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from roadmap.losses import Calibration, calibration
 
 from . import literal
-from .cases import CASES, Case, agrees, agrees_on_scores, score_table
+from .cases import CASES, Case, check_agrees, check_agrees_on_scores, score_table
 
 AVERAGES = pytest.mark.parametrize(
     ("average", "transcription"),
@@ -21,13 +21,13 @@ AVERAGES = pytest.mark.parametrize(
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_calibration_is_its_transcription(case: Case, average: str, transcription: object) -> None:
     # An item is never paired with itself.
-    agrees(Calibration(average=average), transcription, case, include_self=False)  # type: ignore[arg-type]
+    check_agrees(Calibration(average=average), transcription, case, include_self=False)  # type: ignore[arg-type]
 
 
 @AVERAGES
 def test_calibration_with_other_thresholds(average: str, transcription: object) -> None:
     for case in (CASES[1], CASES[8]):
-        agrees(
+        check_agrees(
             Calibration(alpha=0.4, beta=-0.3, average=average),  # type: ignore[arg-type]
             lambda s, P, N: transcription(s, P, N, 0.4, -0.3),  # type: ignore[operator]
             case,
@@ -39,7 +39,7 @@ def test_calibration_with_other_thresholds(average: str, transcription: object) 
 @pytest.mark.parametrize("seed", range(5))
 def test_function_ignores_items_in_neither_mask(seed: int, average: str, transcription: object) -> None:
     table = score_table(seed)
-    agrees_on_scores(lambda s, p, n: calibration(s, p, n, average=average), transcription, table)  # type: ignore[arg-type]
+    check_agrees_on_scores(lambda s, p, n: calibration(s, p, n, average=average), transcription, table)  # type: ignore[arg-type]
 
 
 def test_worked_by_hand() -> None:

@@ -209,7 +209,7 @@ AP_LOSSES = [
 ]
 
 
-def silent(loss: nn.Module, x: Tensor, labels: Tensor, **gallery: Tensor) -> None:
+def check_silent(loss: nn.Module, x: Tensor, labels: Tensor, **gallery: Tensor) -> None:
     """The loss is 0 and its gradients are zeros: neither NaN nor None."""
     x = x.requires_grad_()
     value = loss(x, labels, **gallery)
@@ -224,24 +224,26 @@ def silent(loss: nn.Module, x: Tensor, labels: Tensor, **gallery: Tensor) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loss", AP_LOSSES, ids=repr)
 def test_silence_without_positives(loss: nn.Module, dtype: torch.dtype) -> None:
-    silent(loss, drawn(5, 3, 0).to(dtype), torch.arange(5))
-    silent(loss, drawn(1, 3, 0).to(dtype), torch.zeros(1, dtype=torch.int64))
+    check_silent(loss, drawn(5, 3, 0).to(dtype), torch.arange(5))
+    check_silent(loss, drawn(1, 3, 0).to(dtype), torch.zeros(1, dtype=torch.int64))
     gallery = drawn(4, 3, 1).to(dtype).requires_grad_()
-    silent(loss, drawn(5, 3, 0).to(dtype), torch.arange(5), ref_emb=gallery, ref_labels=torch.arange(10, 14))
+    check_silent(loss, drawn(5, 3, 0).to(dtype), torch.arange(5), ref_emb=gallery, ref_labels=torch.arange(10, 14))
 
 
 @EVERY_LOSS
 def test_silence_of_an_empty_batch_and_of_an_empty_gallery(loss: nn.Module) -> None:
-    silent(loss, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    check_silent(loss, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
     nothing = torch.zeros(0, 3, requires_grad=True)
-    silent(loss, drawn(2, 3, 0), torch.tensor([0, 0]), ref_emb=nothing, ref_labels=torch.zeros(0, dtype=torch.int64))
+    check_silent(
+        loss, drawn(2, 3, 0), torch.tensor([0, 0]), ref_emb=nothing, ref_labels=torch.zeros(0, dtype=torch.int64)
+    )
 
 
 @pytest.mark.parametrize("average", ["violating", "all"])
 def test_silence_of_a_calibrated_batch(average: str) -> None:
     x = torch.eye(3).repeat_interleave(2, dim=0)  # positives at 1 > 0.9, negatives at 0 < 0.6
-    silent(Calibration(average=average), x, torch.tensor([0, 0, 1, 1, 2, 2]))  # type: ignore[arg-type]
-    silent(ROADMAP(lam=1, average=average), x.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))  # type: ignore[arg-type]
+    check_silent(Calibration(average=average), x, torch.tensor([0, 0, 1, 1, 2, 2]))  # type: ignore[arg-type]
+    check_silent(ROADMAP(lam=1, average=average), x.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))  # type: ignore[arg-type]
 
 
 def test_queries_without_positives_do_not_count_in_the_mean() -> None:

@@ -12,7 +12,7 @@ from roadmap.losses import SmoothAP, SupAP, average_precision, saturation_point,
 from roadmap.losses.comparison import compared
 
 from . import literal
-from .cases import CASES, Case, agrees, agrees_on_scores, score_table
+from .cases import CASES, Case, check_agrees, check_agrees_on_scores, score_table
 
 BOTH = pytest.mark.parametrize("include_self", [True, False], ids=["with self", "without self"])
 
@@ -20,24 +20,26 @@ BOTH = pytest.mark.parametrize("include_self", [True, False], ids=["with self", 
 @BOTH
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_smoothap_is_its_transcription(case: Case, include_self: bool) -> None:
-    agrees(SmoothAP(include_self=include_self), literal.smoothap, case, include_self)
+    check_agrees(SmoothAP(include_self=include_self), literal.smoothap, case, include_self)
 
 
 @BOTH
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_supap_is_its_transcription(case: Case, include_self: bool) -> None:
-    agrees(SupAP(include_self=include_self), literal.supap, case, include_self)
+    check_agrees(SupAP(include_self=include_self), literal.supap, case, include_self)
 
 
 @pytest.mark.parametrize("settings", [(0.1, 10.0, 0.3), (0.05, 2.0, 0.0), (0.02, 0.0, None), (1.0, 1.0, 0.01)])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=repr)
 def test_supap_with_other_settings(case: Case, settings: tuple[float, float, float | None]) -> None:
     tau, rho, delta = settings
-    agrees(SupAP(tau, rho, delta), lambda s, P, N: literal.supap(s, P, N, tau, rho, delta), case, include_self=True)
+    check_agrees(
+        SupAP(tau, rho, delta), lambda s, P, N: literal.supap(s, P, N, tau, rho, delta), case, include_self=True
+    )
 
 
 def test_smoothap_with_another_tau() -> None:
-    agrees(SmoothAP(tau=0.3), lambda s, P, N: literal.smoothap(s, P, N, tau=0.3), CASES[1], include_self=True)
+    check_agrees(SmoothAP(tau=0.3), lambda s, P, N: literal.smoothap(s, P, N, tau=0.3), CASES[1], include_self=True)
 
 
 @BOTH
@@ -59,8 +61,8 @@ def test_average_precision_is_its_transcription(case: Case, include_self: bool) 
 @pytest.mark.parametrize("seed", range(5))
 def test_functions_ignore_items_in_neither_mask(seed: int, ties: bool) -> None:
     table = score_table(seed, ties=ties)
-    agrees_on_scores(supap, literal.supap, table)
-    agrees_on_scores(smoothap, literal.smoothap, table)
+    check_agrees_on_scores(supap, literal.supap, table)
+    check_agrees_on_scores(smoothap, literal.smoothap, table)
     scores, positives, negatives = table
     expected = 1 - literal.exact(scores.tolist(), positives.tolist(), negatives.tolist())[0]
     assert average_precision(*table).item() == pytest.approx(expected, abs=1e-12)
