@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.triton_launch import Arena, launch
+from roadmap.kernels.triton_layout import AP_FACTOR, HALF_SCALE, LOWEST, NEG_FACTOR, NEG_SHARE, POS_FACTOR, POS_SHARE
 from roadmap.kernels.triton_math import DEPTH, TILE, score_tile, step_and_slope
 from roadmap.kernels.triton_reduce import embedding_gradient
 from roadmap.kernels.triton_tiles import (
@@ -48,7 +49,7 @@ def _score_gradient_tiles(
     pos = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
     grad = tl.zeros((BM, BN), tl.float32)
     if RANKS:
-        lowest = tl.load(Stats + 9 * M + i, mask=ok, other=4.0)
+        lowest = tl.load(Stats + M * LOWEST + i, mask=ok, other=4.0)
         highest = tl.max(tl.where(pos, -4.0, s), 1)
         if tl.max(highest - lowest, 0) > negligible:
             for k in range(tl.max(size, 0)):
@@ -57,23 +58,23 @@ def _score_gradient_tiles(
                     weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
                     _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
                     grad += weight[:, None] * slope
-        grad = grad * (tl.load(Factors + 1) * inv_tau)
+        grad = grad * (tl.load(Factors + AP_FACTOR) * inv_tau)
     if CALIBRATE:
-        by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + i, mask=ok, other=0.0)
+        by_neg = tl.load(Factors + NEG_FACTOR) * tl.load(Stats + M * NEG_SHARE + i, mask=ok, other=0.0)
         grad += tl.where(s > beta, by_neg[:, None], 0.0)
     if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
         own = tl.zeros((BM, BN), tl.float32)
         if RANKS:
             at = offset[:, None] + (j[None, :] - start[:, None])
-            own -= tl.load(PosSlope + at, mask=pos, other=0.0) * tl.load(Factors + 1)
+            own -= tl.load(PosSlope + at, mask=pos, other=0.0) * tl.load(Factors + AP_FACTOR)
         if CALIBRATE:
-            by_pos = tl.load(Factors + 2) * tl.load(Stats + 6 * M + i, mask=ok, other=0.0)
+            by_pos = tl.load(Factors + POS_FACTOR) * tl.load(Stats + M * POS_SHARE + i, mask=ok, other=0.0)
             below = s < alpha
             if IN_BATCH:
                 below = below & (j[None, :] != i[:, None])
             own -= tl.where(below, by_pos[:, None], 0.0)
         grad = tl.where(pos, own, grad)
-    grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + 4)
+    grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + HALF_SCALE)
     hi = grad.to(tl.float16)
     lo = (grad - hi.to(tl.float32)).to(tl.float16)
     corner = tl.program_id(0).to(tl.int64) * BM * columns + tl.program_id(1) * BN
@@ -106,7 +107,7 @@ def _product(
         part = tl.dot(tl.load(WLo + w_at + w), u_hi, part)
         part = tl.dot(w_hi, u_hi, part)
         out += part
-    out = out * (0.000244140625 / tl.load(Factors + 4))
+    out = out * (0.000244140625 / tl.load(Factors + HALF_SCALE))
     to = (out_first + first_row) * DIM + first_column
     at_out = tl.arange(0, BM)[:, None] * DIM + tl.arange(0, BN)[None, :]
     if SPLIT:

@@ -8,14 +8,20 @@ from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton_launch import Arena, launch
-
-# Rows of the (STATISTICS, M) array that the rank kernels fill, one column per query.
-AP_LOSS, COUNTED, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT, POS_SHARE, NEG_SHARE, BOUND, LOWEST = range(10)
-STATISTICS = 10
-# Entries of the factors that the reduction leaves for the backward, from 1: what ∂AP_i and the two calibration terms
-# are multiplied by; the power of two that brings the largest score gradient near the top of float16.
-AP_FACTOR, POS_FACTOR, NEG_FACTOR, HALF_SCALE = range(1, 5)
-FACTORS = 5
+from roadmap.kernels.triton_layout import (
+    AP_FACTOR,
+    AP_LOSS,
+    BOUND,
+    COUNTED,
+    FACTORS,
+    HALF_SCALE,
+    NEG_COUNT,
+    NEG_FACTOR,
+    NEG_SUM,
+    POS_COUNT,
+    POS_FACTOR,
+    POS_SUM,
+)
 
 
 @triton.jit
@@ -46,15 +52,15 @@ def _reduce(
         i = start + tl.arange(0, BLOCK)
         ok = i < M
         if RANKS:
-            ap_loss += tl.load(Stats + i, mask=ok, other=0.0)
-            counted += tl.load(Stats + M + i, mask=ok, other=0.0)
+            ap_loss += tl.load(Stats + M * AP_LOSS + i, mask=ok, other=0.0)
+            counted += tl.load(Stats + M * COUNTED + i, mask=ok, other=0.0)
             if BOUNDED:
-                bound = tl.maximum(bound, tl.load(Stats + 8 * M + i, mask=ok, other=0.0))
+                bound = tl.maximum(bound, tl.load(Stats + M * BOUND + i, mask=ok, other=0.0))
         if CALIBRATE:
-            pos_sum += tl.load(Stats + 2 * M + i, mask=ok, other=0.0)
-            pos_count += tl.load(Stats + 3 * M + i, mask=ok, other=0.0)
-            neg_sum += tl.load(Stats + 4 * M + i, mask=ok, other=0.0)
-            neg_count += tl.load(Stats + 5 * M + i, mask=ok, other=0.0)
+            pos_sum += tl.load(Stats + M * POS_SUM + i, mask=ok, other=0.0)
+            pos_count += tl.load(Stats + M * POS_COUNT + i, mask=ok, other=0.0)
+            neg_sum += tl.load(Stats + M * NEG_SUM + i, mask=ok, other=0.0)
+            neg_count += tl.load(Stats + M * NEG_COUNT + i, mask=ok, other=0.0)
     loss = _poison(QNorms, M, BLOCK)
     if GALLERY:
         loss += _poison(GNorms, N, BLOCK)
@@ -63,17 +69,19 @@ def _reduce(
         by_ap = ap_weight / tl.maximum(tl.sum(counted, 0), 1.0)
         loss += tl.sum(ap_loss, 0) * by_ap
         largest += tl.max(bound, 0) * by_ap
-        tl.store(Factors + 1, by_ap)
+        tl.store(Factors + AP_FACTOR, by_ap)
     if CALIBRATE:
         by_pos = calibration_weight / tl.maximum(tl.sum(pos_count, 0), 1.0)
         by_neg = calibration_weight / tl.maximum(tl.sum(neg_count, 0), 1.0)
         loss += tl.sum(pos_sum, 0) * by_pos + tl.sum(neg_sum, 0) * by_neg
         largest += tl.maximum(by_pos, by_neg)
-        tl.store(Factors + 2, by_pos)
-        tl.store(Factors + 3, by_neg)
+        tl.store(Factors + POS_FACTOR, by_pos)
+        tl.store(Factors + NEG_FACTOR, by_neg)
     tl.store(Loss, loss)
     usable = (largest > 1e-30) & (largest < 1e30)
-    tl.store(Factors + 4, tl.where(usable, tl.exp2(tl.floor(14.0 - tl.log2(tl.where(usable, largest, 1.0)))), 1.0))
+    tl.store(
+        Factors + HALF_SCALE, tl.where(usable, tl.exp2(tl.floor(14.0 - tl.log2(tl.where(usable, largest, 1.0)))), 1.0)
+    )
 
 
 def reduced_loss(

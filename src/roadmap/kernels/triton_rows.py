@@ -13,6 +13,7 @@ from torch import Tensor
 
 from roadmap.kernels.rules import LossRule, RankRule
 from roadmap.kernels.triton_launch import launch
+from roadmap.kernels.triton_layout import AP_LOSS, COUNTED, NEG_COUNT, NEG_SHARE, NEG_SUM, POS_COUNT, POS_SHARE, POS_SUM
 from roadmap.kernels.triton_math import step_and_slope
 
 
@@ -78,12 +79,12 @@ def store_calibration(
         neg_share = 1.0 / tl.maximum(neg_pairs, 1.0)
         pos_count = (pos_pairs > 0).to(tl.float32)
         neg_count = (neg_pairs > 0).to(tl.float32)
-    tl.store(Stats + 2 * M + row, pos_sum * pos_share, mask=mask)
-    tl.store(Stats + 3 * M + row, pos_count, mask=mask)
-    tl.store(Stats + 4 * M + row, neg_sum * neg_share, mask=mask)
-    tl.store(Stats + 5 * M + row, neg_count, mask=mask)
-    tl.store(Stats + 6 * M + row, pos_share + pos_sum * 0.0, mask=mask)
-    tl.store(Stats + 7 * M + row, neg_share + neg_sum * 0.0, mask=mask)
+    tl.store(Stats + M * POS_SUM + row, pos_sum * pos_share, mask=mask)
+    tl.store(Stats + M * POS_COUNT + row, pos_count, mask=mask)
+    tl.store(Stats + M * NEG_SUM + row, neg_sum * neg_share, mask=mask)
+    tl.store(Stats + M * NEG_COUNT + row, neg_count, mask=mask)
+    tl.store(Stats + M * POS_SHARE + row, pos_share + pos_sum * 0.0, mask=mask)
+    tl.store(Stats + M * NEG_SHARE + row, neg_share + neg_sum * 0.0, mask=mask)
 
 
 @triton.jit
@@ -154,8 +155,8 @@ def _rank_rows(
                         # Each thread adds to the elements it wrote itself, so no barrier is needed.
                         before = tl.load(Slope + base + j, mask=j < N, other=0.0)
                         tl.store(Slope + base + j, before + grad, mask=j < N)
-        tl.store(Stats + row, tl.where(size > 0, 1.0 - ap / tl.maximum(size, 1).to(tl.float32), 0.0))
-        tl.store(Stats + M + row, tl.where(size > 0, 1.0, 0.0))
+        tl.store(Stats + M * AP_LOSS + row, tl.where(size > 0, 1.0 - ap / tl.maximum(size, 1).to(tl.float32), 0.0))
+        tl.store(Stats + M * COUNTED + row, tl.where(size > 0, 1.0, 0.0))
 
 
 def ap_and_slope(

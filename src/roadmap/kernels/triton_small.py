@@ -10,8 +10,9 @@ from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton_launch import Arena, launch
+from roadmap.kernels.triton_layout import AP_FACTOR, NEG_FACTOR, NEG_SHARE, POS_FACTOR, POS_SHARE, STATISTICS
 from roadmap.kernels.triton_math import DEPTH, TILE, score_tile
-from roadmap.kernels.triton_reduce import STATISTICS, embedding_gradient, reduced_loss
+from roadmap.kernels.triton_reduce import embedding_gradient, reduced_loss
 from roadmap.kernels.triton_rows import launch_rows
 from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
@@ -54,15 +55,15 @@ def _score_gradient(
         at = row.to(tl.int64) * N + j
         grad = tl.zeros((BLOCK,), tl.float32)
         if RANKS:
-            grad -= tl.load(Factors + 1) * tl.load(Slope + at, mask=ok, other=0.0)
+            grad -= tl.load(Factors + AP_FACTOR) * tl.load(Slope + at, mask=ok, other=0.0)
         if CALIBRATE:
             s = tl.load(S + at, mask=ok, other=0.0)
             same = tl.load(GLabels + j, mask=ok, other=0) == tl.load(QLabels + row)
             pairs = same
             if IN_BATCH:
                 pairs = pairs & (j != row)
-            by_pos = tl.load(Factors + 2) * tl.load(Stats + 6 * M + row)
-            by_neg = tl.load(Factors + 3) * tl.load(Stats + 7 * M + row)
+            by_pos = tl.load(Factors + POS_FACTOR) * tl.load(Stats + M * POS_SHARE + row)
+            by_neg = tl.load(Factors + NEG_FACTOR) * tl.load(Stats + M * NEG_SHARE + row)
             grad -= tl.where(pairs & (s < alpha), by_pos, 0.0)
             grad += tl.where((same == 0) & (s > beta), by_neg, 0.0)
         tl.store(W + at, grad, mask=ok)

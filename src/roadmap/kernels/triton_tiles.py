@@ -23,8 +23,9 @@ from torch import Tensor
 
 from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton_launch import Arena, launch
+from roadmap.kernels.triton_layout import AP_LOSS, BOUND, COUNTED, LOWEST, STATISTICS
 from roadmap.kernels.triton_math import DEPTH, TILE, score_tile, sigmoid, step_and_slope
-from roadmap.kernels.triton_reduce import STATISTICS, reduced_loss
+from roadmap.kernels.triton_reduce import reduced_loss
 from roadmap.kernels.triton_rows import store_calibration
 from roadmap.kernels.triton_units import UnitVectors, unit_vectors
 
@@ -236,14 +237,14 @@ def _finished_rows(
             if not SUPAP:
                 tl.store(ByPos + offset + k, tl.where(ok, share * rank_neg / (total * total), 0.0), mask=k < size)
     if RANKS:
-        tl.store(Stats + row, tl.where(listed > 0, 1.0 - ap / tl.maximum(listed, 1).to(tl.float32), 0.0))
-        tl.store(Stats + M + row, (listed > 0).to(tl.float32))
+        tl.store(Stats + M * AP_LOSS + row, tl.where(listed > 0, 1.0 - ap / tl.maximum(listed, 1).to(tl.float32), 0.0))
+        tl.store(Stats + M * COUNTED + row, (listed > 0).to(tl.float32))
         # Positives push each other by at most Σ ByPos · steepest <= |P_i| · share · steepest under SmoothAP.
         among = 0.0
         if not SUPAP:
             among = 2.0 * steepest
-        tl.store(Stats + 9 * M + row, lowest)
-        tl.store(Stats + 8 * M + row, tl.maximum(weights * steepest, largest + among))
+        tl.store(Stats + M * LOWEST + row, lowest)
+        tl.store(Stats + M * BOUND + row, tl.maximum(weights * steepest, largest + among))
     if CALIBRATE:
         neg_sum = 0.0
         neg_count = 0.0
