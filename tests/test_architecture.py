@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 # A part may import the parts on lower floors, and itself; not its neighbours.
 FLOORS = {
     "plain_pickle": 0,
+    "settings": 0,
     "kernels": 0,
     "losses": 1,
     "metrics": 1,
@@ -30,7 +31,8 @@ FLOORS = {
     "report": 5,
     "search": 5,
     "conf": 5,
-    "demo": 5,
+    "toy": 5,
+    "demo": 6,
     "cli": 6,
     "__main__": 7,
 }
@@ -41,9 +43,10 @@ KEEPERS = {
     "triton": r"kernels/triton\w*\.py",
     "hydra": r"(cli\w*|__main__)(\.py|/.*)|conf/.*",
     "omegaconf": r"(cli\w*|__main__)(\.py|/.*)|conf/.*",
+    "lightning_fabric": r"engine/.*",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
-BARE = {"plain_pickle", "kernels", "losses", "metrics"}
+BARE = {"plain_pickle", "settings", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
 OPTIONAL = {("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations"}
 
