@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: test demo lint figures clean
+.PHONY: test demo toy lint figures clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -23,10 +23,13 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 demo: $(STAMP) ## optimise free embeddings under each loss and draw what happens
-	$(RUN) -m roadmap.demo --out demo
+	$(RUN) -m roadmap.toy --out demo
+
+toy: $(STAMP) ## optimise free embeddings of a hard toy set under each loss and draw what happens
+	$(RUN) -m roadmap.toy --out toy
 
 figures: $(STAMP) ## redraw every figure of the documentation
 	for f in docs/figures/*.py; do $(RUN) $$f || exit 1; done
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo toy

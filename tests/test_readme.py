@@ -79,7 +79,7 @@ def test_make_demo_runs(tmp_path: Path) -> None:
     """What `make demo` runs, with fewer steps and into a folder of this test."""
     (line,) = recipe("demo")
     words = shlex.split(line)
-    assert words == [".venv/bin/python", "-m", "roadmap.demo", "--out", "demo"]
+    assert words == [".venv/bin/python", "-m", "roadmap.toy", "--out", "demo"]
     words[0], words[-1] = sys.executable, str(tmp_path)
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -87,9 +87,9 @@ def test_make_demo_runs(tmp_path: Path) -> None:
         [*words, "--epochs", "1", "--seeds", "1"], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "demo.png").stat().st_size > 50_000
+    assert (tmp_path / "toy.png").stat().st_size > 50_000
     assert "AP, whole set" in done.stdout
-    assert str(tmp_path / "demo.png") in done.stdout
+    assert str(tmp_path / "toy.png") in done.stdout
 
 
 def test_make_test_checks_style_types_and_tests_and_is_what_runs_elsewhere() -> None:
@@ -107,7 +107,7 @@ def test_each_target_installs_first() -> None:
     assert install is not None
     assert "-m venv" in install[1]
     assert "--constraint constraints.txt --editable '.[dev]'" in install[1]
-    for target, first in (("demo", "$(STAMP)"), ("lint", "$(STAMP)"), ("test", "lint")):
+    for target, first in (("demo", "$(STAMP)"), ("toy", "$(STAMP)"), ("lint", "$(STAMP)"), ("test", "lint")):
         assert re.search(rf"^{target}: {re.escape(first)}", makefile, re.MULTILINE), target
 
 

@@ -1,4 +1,4 @@
-"""The demonstration: its toy set is as hard as it says, its numbers are the losses' own, its words follow them."""
+"""The toy demonstration: its set is as hard as it says, its numbers are the losses' own, its words follow them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn.functional import cosine_similarity, normalize
 
 pytest.importorskip("matplotlib")
 
-from roadmap.demo import toy
-from roadmap.demo.__main__ import findings, main, table
 from roadmap.losses import ROADMAP, SmoothAP, SupAP
 from roadmap.metrics import retrieval_metrics
+from roadmap.toy import courses as toy
+from roadmap.toy.__main__ import findings, main, table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -112,7 +112,7 @@ def test_the_words_follow_the_numbers(courses: dict[str, toy.Course]) -> None:
 
 def test_the_command_draws_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "new"), "--epochs", "1", "--seeds", "1"]) == 0
-    picture = tmp_path / "new" / "demo.png"
+    picture = tmp_path / "new" / "toy.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     out, err = capsys.readouterr()
     assert str(picture) in out

@@ -1,11 +1,11 @@
-"""The picture of the demonstration."""
+"""The picture of the toy demonstration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from roadmap.demo.toy import BATCH_CLASSES, BATCH_ITEMS, CLASSES, ITEMS, Course
+from roadmap.toy.courses import BATCH_CLASSES, BATCH_ITEMS, CLASSES, ITEMS, Course
 
 # Okabe and Ito's colours, which remain apart for colour-blind eyes; dashes tell the baselines from the paper's losses.
 LOOKS = {

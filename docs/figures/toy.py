@@ -1,4 +1,4 @@
-"""The picture of `make demo`, for the README."""
+"""The picture of `make toy`, for the README."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from roadmap.demo.__main__ import main
+from roadmap.toy.__main__ import main
 
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         code = main(["--out", folder])
-        (HERE / "demo.png").write_bytes((Path(folder) / "demo.png").read_bytes())
+        (HERE / "toy.png").write_bytes((Path(folder) / "toy.png").read_bytes())
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""python -m roadmap.demo: train, draw, and say what is seen."""
+"""python -m roadmap.toy: train, draw, and say what is seen."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from roadmap.demo.picture import draw
-from roadmap.demo.toy import FAINT, LOSSES, OPTIMIZERS, Course, course
+from roadmap.toy.courses import FAINT, LOSSES, OPTIMIZERS, Course, course
+from roadmap.toy.picture import draw
 
 
 def table(courses: dict[str, Course]) -> str:
@@ -76,9 +76,9 @@ class Progress:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m roadmap.demo", description="Optimise free embeddings of a hard toy set under each loss."
+        prog="python -m roadmap.toy", description="Optimise free embeddings of a hard toy set under each loss."
     )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
+    parser.add_argument("--out", type=Path, default=Path("toy"), help="folder for the picture (default: toy)")
     parser.add_argument("--epochs", type=int, default=40, help="passes over the classes (default: 40)")
     parser.add_argument("--seeds", type=int, default=3, help="how many toy sets to average over (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress.name = name
         courses[name] = course(name, seeds, options.epochs, options.learning_rate, progress.advance, options.optimizer)
     progress.clear()
-    picture = options.out / "demo.png"
+    picture = options.out / "toy.png"
     draw(courses, picture)
     print(table(courses))
     for finding in findings(courses):
