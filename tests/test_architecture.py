@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 # A part may import the parts on lower floors, and itself; not its neighbours.
 FLOORS = {
+    "atomic": 0,
     "plain_pickle": 0,
     "settings": 0,
     "kernels": 0,
@@ -46,7 +47,7 @@ KEEPERS = {
     "lightning_fabric": r"engine/.*",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
-BARE = {"plain_pickle", "settings", "kernels", "losses", "metrics"}
+BARE = {"atomic", "plain_pickle", "settings", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
 OPTIONAL = {("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations"}
 
