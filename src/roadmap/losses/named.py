@@ -1,0 +1,93 @@
+"""Losses by name, for configurations: ours, and the recipes of `roadmap.losses.pml`, which is imported on demand."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from roadmap.losses.binned_ap import FastAP, SoftBinAP
+from roadmap.losses.blackbox_ap import BlackBoxAP
+from roadmap.losses.calibration import Calibration
+from roadmap.losses.rank_ap import SmoothAP, SupAP
+from roadmap.losses.roadmap import ROADMAP
+
+OWN: dict[str, Callable[..., nn.Module]] = {
+    "roadmap": ROADMAP,
+    "supap": SupAP,
+    "smoothap": SmoothAP,
+    "calibration": Calibration,
+    "fastap": FastAP,
+    "softbinap": SoftBinAP,
+    "blackboxap": BlackBoxAP,
+}
+# The keys of pml.RECIPES, written down so that naming them does not import pytorch-metric-learning.
+BORROWED = (
+    "contrastive_irt",
+    "contrastive_xbm",
+    "cross_entropy",
+    "lifted_structure",
+    "margin_distance_weighted",
+    "multi_similarity",
+    "normalised_softmax",
+    "proxy_nca",
+    "proxy_nca_pp",
+    "triplet_distance_weighted",
+    "triplet_semihard",
+)
+NAMES = (*OWN, *BORROWED)
+# What only the training run knows.
+FILLED_IN = {"num_classes": "the number of training classes", "embedding_size": "the dimensions of the embeddings"}
+
+
+def named_loss(name: str, **options: Any) -> nn.Module:
+    """The loss called `name`, made with what its constructor takes.
+
+    >>> named_loss("supap", tau=0.05).tau
+    0.05
+
+    Raises:
+        ValueError: an unknown name or option, with the nearest known one; or an option that is needed and missing.
+        ImportError: a loss of pytorch-metric-learning, where that is not installed.
+    """
+    parameters = constructor_parameters(name)
+    for option in options:
+        if option not in parameters:
+            raise ValueError(
+                f"the loss {name} has no option {option!r}{_nearest(option, parameters)} "
+                f"It takes: {', '.join(parameters)}"
+            )
+    missing = [needed for needed in required_options(name) if options.get(needed) is None]
+    if missing:
+        told = " and ".join(f"{option} ({FILLED_IN.get(option, 'it has no default')})" for option in missing)
+        raise ValueError(f"the loss {name} needs {told}")
+    return constructor(name)(**options)
+
+
+def constructor(name: str) -> Callable[..., nn.Module]:
+    """What makes the loss called `name`."""
+    if name in OWN:
+        return OWN[name]
+    if name not in BORROWED:
+        raise ValueError(f"unknown loss {name!r}{_nearest(name, NAMES)} Known: {', '.join(NAMES)}")
+    from roadmap.losses.pml import RECIPES
+
+    return RECIPES[name]
+
+
+def constructor_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """Option -> its parameter, in the constructor's order."""
+    return dict(inspect.signature(constructor(name)).parameters)
+
+
+def required_options(name: str) -> tuple[str, ...]:
+    """The options without a default: `num_classes` and `embedding_size` of a loss that has weights per class."""
+    return tuple(n for n, p in constructor_parameters(name).items() if p.default is inspect.Parameter.empty)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f", did you mean {near[0]!r}?" if near else "."
