@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as tv
 
-from roadmap.data.augment import CentreCrop, RandomCrop, Windows, cpu_crop, normalised, resized_crops
+from roadmap.data.augment import CentreCrop, RandomCrop, Windows, batched_crops, cpu_crop, normalised, resized_crops
 
 SIZES = [(60, 80), (91, 60), (33, 33), (20, 150), (7, 5)]
 
@@ -40,31 +40,39 @@ def torchvision_crop(image, windows: Windows, place: int, size: int) -> torch.Te
     return tv.horizontal_flip(cut) if windows.flip[place] else cut
 
 
-def compared(crop: RandomCrop, position: int, device: str, dtype: torch.dtype | None = None) -> float:
+CROPPERS = {"matrices": batched_crops, "kernel": resized_crops}
+
+
+def compared(crop: RandomCrop | CentreCrop, position: int, device: str, cropper: str) -> float:
     images, flat, starts, heights, widths = pictures(position)
-    windows = crop.windows(heights, widths, crop.draws(len(images), 3, position))
-    images_out = resized_crops(torch.from_numpy(flat).to(device), starts, widths, windows, crop, dtype)
-    out = levels(images_out, crop)
-    theirs = torch.stack([torchvision_crop(im, windows, i, crop.size) for i, im in enumerate(images)])
-    return float((out - theirs).abs().max())
+    if isinstance(crop, CentreCrop):
+        windows = crop.windows(heights, widths)
+        theirs = torch.stack([torchvision_centre(im, crop) for im in images])
+    else:
+        windows = crop.windows(heights, widths, crop.draws(len(images), 3, position))
+        theirs = torch.stack([torchvision_crop(im, windows, i, crop.size) for i, im in enumerate(images)])
+    images_out = CROPPERS[cropper](torch.from_numpy(flat).to(device), starts, widths, windows, crop)
+    assert images_out.shape == theirs.shape
+    return float((levels(images_out, crop).cpu() - theirs).abs().max())
 
 
-@pytest.mark.parametrize("size", [1, 16, 37, 64])
+def torchvision_centre(image, crop: CentreCrop) -> torch.Tensor:
+    chw = torch.from_numpy(image).permute(2, 0, 1).float()
+    return tv.center_crop(tv.resize(chw, [crop.resize], antialias=True), [crop.size, crop.size])
+
+
+@pytest.mark.parametrize("crop", [*map(RandomCrop, (1, 16, 37, 64)), CentreCrop(20, 20), CentreCrop(37, 64)], ids=str)
 @pytest.mark.parametrize("position", range(4))
-def test_given_boxes_are_resampled_as_torchvision_does(size, position):
-    assert compared(RandomCrop(size), position, "cpu") < 0.01  # of 255 levels
-
-
-@pytest.mark.parametrize("position", range(4))
-def test_half_precision_is_within_a_quarter_of_a_level(position):
-    error = compared(RandomCrop(64), position, "cpu", torch.float16)
-    assert 0.01 < error < 0.25  # really in half precision, and good enough
+def test_given_boxes_are_resampled_as_torchvision_does(crop, position):
+    assert compared(crop, position, "cpu", "matrices") < 0.01  # of 255 levels
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cropper", CROPPERS)
+@pytest.mark.parametrize("crop", [*map(RandomCrop, (1, 16, 64, 224)), CentreCrop(224, 256)], ids=str)
 @pytest.mark.parametrize("position", range(4))
-def test_half_precision_on_the_gpu_is_within_a_quarter_of_a_level(position):
-    assert compared(RandomCrop(64), position, "cuda") < 0.25
+def test_on_the_gpu_as_torchvision_does(crop, position, cropper):
+    assert compared(crop, position, "cuda", cropper) < 0.01
 
 
 def test_the_cpu_path_is_within_a_level_of_the_batched_one():

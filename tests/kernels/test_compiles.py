@@ -47,3 +47,12 @@ def test_counts_compile_to_products_on_the_tensor_cores(monkeypatch: pytest.Monk
         counts_at_least(q, gallery, pair_scores(q, gallery, columns, "triton"), "triton")
     assert [kernel.name for kernel in compiled] == ["_pair_scores", "_counts"]
     assert all("tf32" in kernel.ptx for kernel in compiled)
+
+
+def test_crops_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roadmap.kernels import triton_crops
+
+    with compiled_not_launched(monkeypatch) as compiled:
+        numbers = torch.zeros(2, triton_crops.NUMBERS, dtype=torch.int64)
+        triton_crops.crops(torch.zeros(12, dtype=torch.uint8), numbers, 224, (0.0, 0.1, 0.2), (1.0, 1.1, 1.2))
+    assert [kernel.name for kernel in compiled] == ["_crops"]

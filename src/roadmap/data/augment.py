@@ -18,12 +18,13 @@ from torch import Tensor
 
 from roadmap.data.randomness import uniforms
 from roadmap.data.records import Floats, Ints
+from roadmap.kernels import runs_on_triton
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TRIES = 10
 _DRAWS = 2 * _TRIES + 3  # area and ratio of every try, then top, left and flip
 _CROPS = 4  # names the stream of random numbers, apart from the samplers'
-_CHUNK_BYTES = 2**29  # of half-precision source pixels resampled at once
+_CHUNK_BYTES = 2**29  # of source pixels resampled at once
 
 Triple = tuple[float, float, float]
 
@@ -168,13 +169,11 @@ def _weights(axis: Tensor, first: Tensor, size: int, reach: int, flip: Tensor | 
     return weight / weight.sum(-1, keepdim=True)
 
 
-def resized_crops(
-    pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop, dtype: torch.dtype | None = None
-) -> Tensor:
+def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop) -> Tensor:
     """(B, 3, size, size) float32, cropped, resampled, flipped and normalised from one flat buffer.
 
-    Two small matrix products per picture: rows, then columns, with (size, reach) weights built from the boxes.
-    On a GPU they are in half precision (a pixel is an exact half; the result is within a quarter of a level).
+    On a GPU one kernel does it all (`roadmap.kernels.triton_crops`); elsewhere `batched_crops`, which it is tested
+    against.
 
     Args:
         pixels: flat uint8 on any device: pictures one after another, (H, W, 3) each.
@@ -182,23 +181,37 @@ def resized_crops(
         widths: (B,) width of each picture, the stride of its rows in pixels.
         windows: B windows.
         crop: size, mean and std of the output.
-        dtype: of the matrix products; None for float16 on a GPU, float32 elsewhere.
     """
-    size, dtype = crop.size, dtype or (torch.float16 if pixels.is_cuda else torch.float32)
+    if not runs_on_triton(pixels):
+        return batched_crops(pixels, starts, widths, windows, crop)
+    from roadmap.kernels import triton_crops
+
+    heads = np.stack([starts // 3, widths, windows.flip], axis=1)
+    numbers = _sent(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
+    shift, scale = affine(crop.mean, crop.std)
+    return triton_crops.crops(pixels, numbers, crop.size, shift, scale)
+
+
+def batched_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop) -> Tensor:
+    """As `resized_crops`, by two small matrix products per picture: rows, then columns, with weights from the boxes."""
+    size = crop.size
     row_first, row_count = _read_ranges(windows.rows, size)
     column_first, column_count = _read_ranges(windows.columns, size)
     heads = np.stack([starts // 3, widths, windows.flip, row_first, row_count, column_first, column_count], axis=1)
-    numbers = torch.from_numpy(np.concatenate([heads, windows.rows, windows.columns], axis=1))
-    if pixels.is_cuda:
-        numbers = numbers.pin_memory().to(pixels.device, non_blocking=True)
+    numbers = _sent(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
     reach = int(row_count.max(initial=1)), int(column_count.max(initial=1))
-    chunk = max(1, _CHUNK_BYTES // (6 * reach[0] * reach[1]))
-    parts = [_resampled(pixels.view(-1, 3), part, size, reach, dtype) for part in torch.split(numbers, chunk)]
+    chunk = max(1, _CHUNK_BYTES // (12 * reach[0] * reach[1]))
+    parts = [_resampled(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
     levels = parts[0] if len(parts) == 1 else torch.cat(parts)
     return normalised(levels, crop)
 
 
-def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def _sent(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int]) -> Tensor:
     """(B, 3, size, size) levels in 0..255 for one chunk of pictures."""
     start, width, flip, row_first, row_count, column_first, column_count = numbers[:, :7].unbind(1)
     rows, columns = numbers[:, 7:11], numbers[:, 11:15]
@@ -207,9 +220,9 @@ def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int
     row = (rows[:, 0] + row_first)[:, None] + torch.minimum(ahead[: reach[0]], (row_count - 1)[:, None])
     column = (columns[:, 0] + column_first)[:, None] + torch.minimum(ahead[: reach[1]], (column_count - 1)[:, None])
     place = (start[:, None] + row * width[:, None])[:, :, None] + column[:, None, :]
-    source = pixels[place].to(dtype)  # (B, rows, columns, 3)
-    down = _weights(rows, row_first, size, reach[0], None).to(dtype)
-    across = _weights(columns, column_first, size, reach[1], flip != 0).to(dtype)
+    source = pixels[place].float()  # (B, rows, columns, 3)
+    down = _weights(rows, row_first, size, reach[0], None)
+    across = _weights(columns, column_first, size, reach[1], flip != 0)
     count = len(numbers)
     shrunk = torch.bmm(down, source.flatten(2)).view(count, size, reach[1], 3)
     flat = shrunk.permute(0, 3, 1, 2).reshape(count, 3 * size, reach[1])
@@ -218,14 +231,20 @@ def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int
 
 def normalised(levels: Tensor, crop: Crop) -> Tensor:
     """(B, 3, H, W) float32 from levels in 0..255: (level / 255 - mean) / std."""
-    shift, scale = _affine(crop.mean, crop.std, levels.device)
+    shift, scale = _affine_tensors(crop.mean, crop.std, levels.device)
     return torch.addcmul(shift, levels.float(), scale)
 
 
+def affine(mean: Triple, std: Triple) -> tuple[Triple, Triple]:
+    """(shift, scale) per channel, with which a level in 0..255 becomes level * scale + shift."""
+    red, green, blue = ((-m / s, 1 / (255 * s)) for m, s in zip(mean, std, strict=True))
+    return (red[0], green[0], blue[0]), (red[1], green[1], blue[1])
+
+
 @lru_cache(maxsize=64)  # moving even three numbers to the GPU would wait for all that it has to do
-def _affine(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor]:
-    m, s = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
-    return (-m / s).float().to(device), (1 / (255 * s)).float().to(device)
+def _affine_tensors(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor]:
+    shift, scale = (torch.tensor(values).view(3, 1, 1).to(device) for values in affine(mean, std))
+    return shift, scale
 
 
 def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) -> Tensor:
