@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,8 +129,8 @@ def toys() -> Collection:
     return Collection(models, of, numbered_picture)
 
 
-def written(path: Path, queries: Collection, gallery: Collection | None = None, **options: object) -> Page:
-    retrieval_page(path / "page.html", "Toys & <more>", queries, gallery, **options)  # type: ignore[arg-type]
+def written(path: Path, queries: Collection, gallery: Collection | None = None, **options: Any) -> Page:
+    retrieval_page(path / "page.html", "Toys & <more>", queries, gallery, **options)
     return Page((path / "page.html").read_text(encoding="utf-8"))
 
 
@@ -205,7 +206,7 @@ def test_groups_follow_the_ap_of_the_judge(toys: Collection, tmp_path: Path) -> 
 
 
 def test_the_last_model_judges_unless_another_is_named(toys: Collection, tmp_path: Path) -> None:
-    options: tuple[dict[str, object], ...] = ({}, {"ranked_by": "fine"}, {"ranked_by": "rough <i>"})
+    options: tuple[dict[str, Any], ...] = ({}, {"ranked_by": "fine"}, {"ranked_by": "rough <i>"})
     default, fine, rough = ([shown.query for shown in written(tmp_path, toys, rows=5, **o).shown] for o in options)
     assert default == fine
     assert default != rough
@@ -349,14 +350,18 @@ def test_large_pictures_become_small_squares_and_tiny_ones_stay() -> None:
     assert (decoded(data_uri(tiny)) == tiny).all()
 
 
-def test_an_interrupted_page_leaves_the_old_one(toys: Collection, tmp_path: Path) -> None:
+def test_an_interrupted_page_leaves_the_old_one(
+    toys: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "page.html").write_text("old")
 
-    def broken(index: int) -> Pixels:
-        raise OSError("the disk went away")
+    def half_written(path: Path, text: str, encoding: str) -> int:
+        path.write_bytes(text.encode(encoding)[:100])
+        raise OSError("the disk is full")
 
-    with pytest.raises(OSError, match="the disk went away"):
-        written(tmp_path, Collection(toys.models, toys.records, broken))
+    monkeypatch.setattr(Path, "write_text", half_written)
+    with pytest.raises(OSError, match="the disk is full"):
+        written(tmp_path, toys)
     assert (tmp_path / "page.html").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
