@@ -1,0 +1,159 @@
+"""The model: pictures -> backbone -> pooling -> LayerNorm -> projection -> unit vectors."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from roadmap.models.backbones import built_backbone, features, layout, normalisation, trial_features
+from roadmap.models.depths import layer_depths
+from roadmap.models.pooling import Layout, Pooling
+from roadmap.models.small import SmallCNN
+from roadmap.models.weights import load_weights
+from roadmap.settings import ModelSettings
+
+
+def retriever(settings: ModelSettings, image: int = 224) -> Retriever:
+    """A model with the weights that its settings name, for square pictures of a size.
+
+    The paper's models: ResNet-50, `ModelSettings("resnet50", weights, dim=512, freeze_batch_norm=True)`, for CUB with
+    `pooling="max", layer_norm=True`; distilled DeiT-S, `ModelSettings("deit_small_distilled_patch16_224", weights)`;
+    DeiT-S as the released code had it, the plain architecture with the distilled one's weights,
+    `ModelSettings("deit_small_patch16_224", weights, drop_distillation=True)`.
+
+    Args:
+        settings: backbone, weights, pooling and head.
+        image: side of the pictures. Position embeddings of transformers are resampled to it.
+    """
+    backbone = built_backbone(settings.name, image, settings.drop_path)
+    load_weights(backbone, settings, image)
+    return Retriever(backbone, settings, image)
+
+
+def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
+    """The same model at random, whatever weights the settings name: to be filled from a checkpoint."""
+    return Retriever(built_backbone(settings.name, image, settings.drop_path), settings, image)
+
+
+class Retriever(nn.Module):
+    """Images (B, 3, S, S), normalised by `mean` and `std` -> unit vectors (B, dim), float32 under autocast too.
+
+    What comes after the backbone is float32: losses tell scores apart that bfloat16 rounds together.
+
+    Attributes:
+        settings: what it was made by.
+        image: side of the pictures it was made for.
+        mean, std: per channel, what the backbone expects pictures to be normalised by.
+        dim: dimensions of the vectors.
+    """
+
+    def __init__(self, backbone: nn.Module, settings: ModelSettings, image: int) -> None:
+        super().__init__()
+        self.settings, self.image = settings, image
+        self.mean, self.std = normalisation(backbone)
+        trial = trial_features(backbone, settings.name, image)
+        self._layout = layout(backbone, trial)
+        self.backbone = backbone
+        self.pooling = _pooling(backbone, settings, self._layout)
+        with torch.no_grad():
+            width = self.eval()._pooled(trial).shape[-1]
+        self.layer_norm = nn.LayerNorm(width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
+        self.projection = nn.Identity() if settings.dim is None else nn.Linear(width, settings.dim)
+        self.dim: int = settings.dim or width
+        self.train()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must be of shape (B, 3, S, S), got {tuple(images.shape)}")
+        found = features(self.backbone, images)
+        with torch.autocast(images.device.type, enabled=False):
+            found = found.float() if isinstance(found, Tensor) else [part.float() for part in found]
+            vectors = self.projection(self.layer_norm(self._pooled(found)))
+            return F.normalize(vectors, dim=1)
+
+    def train(self, mode: bool = True) -> Retriever:
+        """Training or evaluation mode; frozen BatchNorm keeps using the statistics it came with in both."""
+        super().train(mode)
+        if self.settings.freeze_batch_norm:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """What is learned from nothing: the projection and GeM's exponent."""
+        return [parameter for name, parameter in self.named_parameters() if not name.startswith("backbone.")]
+
+    def layer_depths(self) -> dict[str, int]:
+        """Parameter name -> layer: 0 for the stem of the backbone, the largest for the head (`head_parameters`)."""
+        inside = layer_depths(self.backbone)
+        head = max(inside.values(), default=-1) + 1
+        return {name: inside.get(name.removeprefix("backbone."), head) for name, _ in self.named_parameters()}
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that `layer_depths` tells apart."""
+        return max(self.layer_depths().values()) + 1
+
+    def undecayed(self) -> set[str]:
+        """The names of parameters that weight decay usually spares: biases, scales, tokens and position embeddings."""
+        spared: set[str] = getattr(self.backbone, "no_weight_decay", set)()
+        return {
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.ndim < 2 or name.removeprefix("backbone.") in spared
+        }
+
+    def _pooled(self, found: Any) -> Tensor:
+        """Features -> (B, C)."""
+        if self.pooling is None:  # as the backbone was trained
+            return self.backbone.forward_head(found, pre_logits=True)  # type: ignore[operator, no-any-return]
+        vectors: Tensor = self.pooling(found)
+        if isinstance(self.backbone, SmallCNN):
+            return vectors
+        # What some backbones do after their pooling (ConvNeXt and averaging ViTs: a LayerNorm) belongs to them.
+        cell = self._layout.single_cell(vectors)
+        return self.backbone.forward_head(cell, pre_logits=True)  # type: ignore[operator, no-any-return]
+
+
+def _pooling(backbone: nn.Module, settings: ModelSettings, where: Layout) -> Pooling | None:
+    """Our pooling, or None for the backbone's own.
+
+    A backbone's own is its classifier's input: the average for most convolutional networks, the class token or the
+    average of the patches for transformers, attention for a few. Distilled DeiT has two classifiers, on the class and
+    on the distillation token, whose outputs are averaged (Touvron et al., "Training data-efficient image transformers
+    & distillation through attention", 2021, section 4): its own is the mean of the two tokens.
+    """
+    kind = settings.pooling
+    if isinstance(backbone, SmallCNN) and kind == "auto":
+        kind = "avg"
+    if kind == "auto":
+        return None
+    if kind not in where.poolings:
+        why = "has no class token" if kind == "token" else "gives features that only it knows how to pool"
+        raise ValueError(
+            f"model.pooling={kind} is not possible: {settings.name} {why}; allowed: {', '.join(where.poolings)}"
+        )
+    _drop_attention_pooling(backbone, settings)
+    return Pooling(kind, where)
+
+
+def _drop_attention_pooling(backbone: nn.Module, settings: ModelSettings) -> None:
+    """Attention pooling is not the same after another pooling, so it goes, where timm can take it away."""
+
+    def pools_by_attention() -> bool:
+        return any("AttentionPool" in type(module).__name__ for module in backbone.modules())
+
+    if pools_by_attention():
+        with suppress(AssertionError, TypeError):
+            backbone.reset_classifier(0, "avg")  # type: ignore[operator]
+        if pools_by_attention():
+            raise ValueError(
+                f"model.pooling={settings.pooling} is not possible: {settings.name} pools by attention, which cannot "
+                "be taken out of it; set model.pooling=auto"
+            )
