@@ -122,7 +122,8 @@ def _table(metrics: Mapping[str, Mapping[str, float]]) -> str:
             cells += f"<td><{tag}>{100 * values[name]:.1f}</{tag}></td>"
         lines.append(f'<tr><th scope="row">{escape(model)}</th>{cells}</tr>')
     body = "\n".join(lines)
-    return f'<table>\n<thead><tr><th scope="col">%</th>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+    head = f'<thead><tr><th scope="col">%</th>{head}</tr></thead>'
+    return f'<div class="wide"><table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table></div>'
 
 
 def _section(name: str, questions: Sequence[Question]) -> str:
@@ -184,6 +185,7 @@ h2{font-size:19px;margin:40px 0 12px}
 h3{font-size:13px;margin:0 0 -7px}
 h3 span{font-weight:400;color:var(--faint);margin-left:6px}
 header p{margin:0 0 16px;color:var(--faint);max-width:76ch}
+div.wide{overflow-x:auto}
 table{border-collapse:collapse;margin:0 0 16px;font-variant-numeric:tabular-nums}
 th,td{padding:4px 16px 4px 0;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child{text-align:left}
@@ -206,7 +208,7 @@ li{position:relative;min-width:0}
 .wrong{--frame:var(--wrong)}
 li img{border:3px solid var(--frame)}
 li.wrong img,.key.wrong{border-style:dashed}
-li.beyond{opacity:.4}
+li.beyond img,li.beyond i{opacity:.4}
 i{position:absolute;top:-4px;right:-4px;width:17px;height:17px;border-radius:50%;background:var(--frame);
 color:var(--paper);font:700 11px/17px system-ui,"DejaVu Sans",sans-serif;text-align:center}
 small{display:block;margin-top:2px;font-size:11px;line-height:1.3;color:var(--faint);text-align:center;
