@@ -30,6 +30,23 @@ def _verbs() -> None:
     """Keeps the verb on the command line while there is only one."""
 
 
+# Everything after the verb is Hydra's: settings, groups, sweeps, and a help text of its own.
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def train(context: typer.Context) -> None:
+    """Train a model; `roadmap train --help` explains recipes and every setting."""
+    try:
+        from roadmap.cli_train import train as trained
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("hydra", "omegaconf"):
+            raise
+        typer.secho(f"error: training needs {missing.name}: pip install 'roadmap[train]'", fg="red", err=True)
+        raise typer.Exit(1) from missing
+    raise typer.Exit(trained(context.args))
+
+
 class Ties(str, Enum):
     pessimistic = "pessimistic"
     mean = "mean"
