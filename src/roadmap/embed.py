@@ -1,12 +1,12 @@
-"""Embeddings: vectors with their labels and names, in memory and on disk. What is loaded cannot run code."""
+"""Pictures -> Embeddings: vectors with their labels and names, in memory and on disk.
+
+What is loaded cannot run code.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from roadmap.atomic import replaced
+from roadmap.data import Batches, picture_key
 
 # What the three parts are called in files from elsewhere; ours come first.
 NAMES = {
@@ -76,6 +79,55 @@ class Embeddings:
         return _SUFFIXES[_suffix(path)][0](path)
 
 
+@torch.inference_mode()
+def embedded(
+    model: nn.Module, batches: Batches, autocast: torch.dtype | None = None, progress: bool | None = None
+) -> Embeddings:
+    """The embeddings of all pictures that `batches` delivers, float32, on the device that it delivers to.
+
+    The model is put into evaluation mode, and back into the mode it was in. Pictures that `batches` skips are left
+    out; `batches.skipped` names them.
+
+    Args:
+        model: images (B, 3, S, S) -> (B, D).
+        batches: from `roadmap.data.evaluation_batches`.
+        autocast: float16 or bfloat16 for the model's arithmetic; None for float32.
+        progress: show a bar; None: where a person watches and it takes long.
+    """
+    from tqdm import tqdm
+
+    training = model.training
+    model.eval()
+    bar = tqdm(
+        total=len(batches.records),
+        desc="embedding",
+        unit=" pictures",
+        disable=None if progress is None else not progress,
+        leave=False,
+        delay=2.0,
+    )
+    vectors, places = [], []
+    try:
+        for images, _, indices in batches:
+            with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
+                vectors.append(model(images).float())
+            places.append(indices)
+            bar.update(len(indices))
+    finally:
+        bar.close()
+        model.train(training)
+    if not vectors:
+        raise ValueError(f"{batches.records.name}: there is no picture to embed")
+    place = torch.cat(places)
+    records, rows = batches.records, place.tolist()
+    names = tuple(picture_key(records, i) for i in rows)
+    labels = torch.from_numpy(records.labels)[place.cpu()]
+    # a list that names a picture twice has no distinct names to offer
+    return Embeddings(
+        torch.cat(vectors).clone(), labels.to(place.device), names if len(set(names)) == len(names) else None
+    )
+
+
 def _loaded_npz(path: Path) -> Embeddings:
     try:
         content = np.load(path, allow_pickle=False)
@@ -122,7 +174,7 @@ def _save_npz(embeddings: Embeddings, path: Path) -> None:
     parts = {"vectors": vectors.numpy(), "labels": embeddings.labels.cpu().numpy()}
     if embeddings.ids is not None:
         parts["ids"] = np.array(embeddings.ids, dtype=str)
-    with _replaced(path) as temporary, open(temporary, "wb") as file:
+    with replaced(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **parts)
 
 
@@ -131,7 +183,7 @@ def _save_safetensors(embeddings: Embeddings, path: Path) -> None:
 
     parts = {"vectors": embeddings.vectors.detach().cpu().contiguous(), "labels": embeddings.labels.cpu().contiguous()}
     metadata = None if embeddings.ids is None else {"ids": json.dumps(embeddings.ids)}
-    with _replaced(path) as temporary:
+    with replaced(path) as temporary:
         save_file(parts, temporary, metadata=metadata)
 
 
@@ -167,16 +219,3 @@ def _integers(labels: np.ndarray[Any, np.dtype[Any]], path: Path) -> Tensor:
     if labels.dtype == np.uint64 and labels.size and labels.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{path}: labels must be below 2^63, got {labels.max()}")
     return torch.from_numpy(labels.astype(np.int64))
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[str]:
-    """A temporary path beside the target that replaces it at the end, or leaves nothing behind."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    os.close(handle)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from roadmap.data import Records
 from roadmap.embed import Embeddings
 from roadmap.metrics import GroundTruth, retrieval_metrics, revisited_metrics_of_vectors
 from roadmap.metrics.counted import Ties
+
+# The k of Recall@k that are reported for each dataset; others take those of CUB.
+KS = {
+    "cub": (1, 2, 4, 8),
+    "sop": (1, 10, 100, 1000),
+    "inaturalist": (1, 4, 16, 32),
+    "inshop": (1, 10, 20, 30),
+}
+
+
+def recall_ks(dataset: str) -> tuple[int, ...]:
+    """The k of Recall@k that the literature reports for a dataset."""
+    return KS.get(dataset, KS["cub"])
+
+
+def dataset_evaluation(
+    records: Records, embed: Callable[[Records], Embeddings], ks: Sequence[int] | None = None
+) -> dict[str, float]:
+    """The protocol of a dataset: test among themselves, queries against a gallery, or the revisited landmarks.
+
+    Args:
+        records: with a split "test", or "query" and "gallery".
+        embed: gives the embeddings of any of its parts.
+        ks: of Recall@k; None for the dataset's own.
+    """
+    queries, gallery = records.evaluation()
+    ks = recall_ks(records.name) if ks is None else ks
+    if gallery is None:
+        return retrieval_evaluation(embed(queries), None, ks, progress=False)
+    found, searched = embed(queries), embed(gallery)
+    if not records.ground_truth:
+        return retrieval_evaluation(found, searched, ks, progress=False)
+    if len(found) != len(queries) or len(searched) != len(gallery):
+        raise ValueError(f"{records.name}: the revisited protocol needs every picture, but some could not be decoded")
+    easy, hard, junk = (tuple(truth[kind] for truth in records.ground_truth) for kind in ("easy", "hard", "junk"))
+    return revisited_evaluation(found, searched, GroundTruth(easy, hard, junk))
 
 
 def retrieval_evaluation(

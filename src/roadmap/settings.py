@@ -111,6 +111,7 @@ class OptimSettings:
         name: "adam", "adamw" or "sgd" (with momentum 0.9).
         lr: learning rate of the backbone, at the end of the warm-up.
         head_lr: of projection and pooling; None for the same.
+        loss_lr: of the loss's own weights, where it has such (proxies, class weights); None for 100 times `lr`.
         weight_decay: of all parameters, or of matrices only (`decay_matrices_only`).
         decay_matrices_only: leave biases, scales and tokens undecayed.
         layer_decay: factor on the rate per layer, from the last to the first; 1 for none.
@@ -126,6 +127,7 @@ class OptimSettings:
     name: str = "adamw"
     lr: float = 1e-3
     head_lr: Optional[float] = None  # noqa: UP045
+    loss_lr: Optional[float] = None  # noqa: UP045
     weight_decay: float = 1e-4
     decay_matrices_only: bool = False
     layer_decay: float = 1.0
@@ -176,7 +178,7 @@ class HardwareSettings:
         devices: how many of them.
         precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, 32 elsewhere.
         compile: torch.compile's mode, "no", or "auto": on a GPU when the run is long enough to pay for compiling.
-        channels_last: memory layout of convolutional networks on a GPU.
+        channels_last: memory layout in which convolutions are faster.
         deterministic: refuse operations that differ from run to run.
         threads: of the CPU; None for torch's choice.
     """
@@ -202,6 +204,7 @@ class Settings:
         loss: its name ("roadmap", "supap", ...) under "name", and what its constructor takes.
         epochs: passes over the training pictures.
         seed: of weights, batches and crops.
+        checkpoint_minutes: least time between two saved states, looked at after each epoch; 0 saves every epoch.
         out: folder that run folders are made in.
         run: the run's own folder; None for a new one in `out`, named by date, data and loss.
         recipe: the recipe these came from, for the record.
@@ -215,6 +218,7 @@ class Settings:
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     epochs: int = 10
     seed: int = 0
+    checkpoint_minutes: float = 1.0
     out: str = "runs"
     run: Optional[str] = None  # noqa: UP045
     recipe: Optional[str] = None  # noqa: UP045

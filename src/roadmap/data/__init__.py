@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from roadmap.data.packs import PackError as PackError
     from roadmap.data.packs import fresh_pack as fresh_pack
     from roadmap.data.packs import pack_folder as pack_folder
+    from roadmap.data.packs import picture_key as picture_key
     from roadmap.data.records import UNLABELLED as UNLABELLED
     from roadmap.data.records import Records as Records
     from roadmap.data.samplers import CategoryPairs as CategoryPairs
@@ -41,7 +42,7 @@ _HOMES = {
     "images": ("PictureError", "picture"),
     "loading": ("Batch", "Batches", "evaluation_batches", "pack_or_offer", "training_batches"),
     "packing": ("pack",),
-    "packs": ("Pack", "PackError", "fresh_pack", "pack_folder"),
+    "packs": ("Pack", "PackError", "fresh_pack", "pack_folder", "picture_key"),
     "records": ("UNLABELLED", "Records"),
     "samplers": ("CategoryPairs", "MPerClass"),
 }

@@ -14,6 +14,7 @@ from roadmap.models.small import SmallCNN
 
 SMALL = "small_cnn"
 # Mean and spread of ImageNet's pictures, by which most backbones expect theirs to be normalised.
+Triple = tuple[float, float, float]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -99,10 +100,12 @@ def layout(backbone: nn.Module, found: Any) -> Layout:
     return Layout((1,) if found.shape[1] > prefix else (), prefix, class_token)
 
 
-def normalisation(backbone: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalisation(backbone: nn.Module) -> tuple[Triple, Triple]:
     """Mean and standard deviation by which the backbone expects pictures to be normalised."""
     described: dict[str, Any] = getattr(backbone, "pretrained_cfg", {})
-    return tuple(described.get("mean", IMAGENET[0])), tuple(described.get("std", IMAGENET[1]))
+    mean, std = (described.get(name, usual) for name, usual in zip(("mean", "std"), IMAGENET, strict=True))
+    (r, g, b), (sr, sg, sb) = mean, std
+    return (r, g, b), (sr, sg, sb)
 
 
 def described(name: str) -> Any:

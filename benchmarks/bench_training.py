@@ -1,0 +1,189 @@
+"""Whole training loop beside the bare step of the same compiled model on one fixed batch, in one run.
+
+    python benchmarks/bench_training.py --root CUB_200_2011 --weights vit_small_patch14_dinov2_224_fp16.safetensors
+
+The loop is what `roadmap train` runs: pictures, random crops, model, ROADMAP, optimiser, checks, log. The bare step is
+forward, backward (of a dot product with fixed numbers) and optimiser. Both use the same model, compiled the same way,
+and take turns. A profile says where the rest goes. Without --root, pictures of noise the size of CUB's are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import provenance
+
+from roadmap.data import Records
+from roadmap.data.packing import pack_of
+from roadmap.engine.display import Display
+from roadmap.engine.fit import train_epoch
+from roadmap.engine.hardware import engine_of
+from roadmap.engine.job import Job, job_of
+from roadmap.engine.pictures import records_of, sampler_of, splits_of
+from roadmap.engine.step import Watch
+from roadmap.models import retriever
+from roadmap.runs import Run
+from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, OptimSettings, SelectSettings, Settings
+
+MODELS = {
+    "vit_small_patch14_dinov2": {},
+    "resnet50": {"dim": 512, "pooling": "max", "layer_norm": True, "freeze_batch_norm": True},
+}
+# Which part of the loop a kernel belongs to, by its name; the rest is the model's.
+GROUPS = {
+    "crops": ("_crops",),
+    "loss": ("_rank", "_units", "_reduce", "_product", "_calibration", "_small", "_tiles", "_gather_rows"),
+    "optimiser": ("adam", "Adam", "multi_tensor", "foreach", "lpnorm"),
+    "copies": ("Memcpy", "Memset"),
+}
+
+
+def noise(folder: Path, count: int = 2048, classes: int = 100) -> Records:
+    """Pictures of random pixels, as many to a class and as large as CUB's once packed."""
+    random = np.random.default_rng(0)
+    records = Records("noise", folder, tuple(f"{i}.png" for i in range(count)), np.arange(count) % classes,
+                      splits=np.where(np.arange(count) % classes < 90, "train", "test"))  # fmt: skip
+    pack_of((random.integers(0, 256, (256, 341, 3), dtype=np.uint8) for _ in range(count)), records, 256, folder)
+    return records
+
+
+def job(name: str, batch: int, options: argparse.Namespace, records: Records, folder: Path) -> Job:
+    weights = options.weights if options.weights and "vit" in name else "random"
+    settings = Settings(
+        data=DataSettings(name=options.dataset, root=str(options.root or folder), batch_size=batch),
+        model=ModelSettings(name=name, weights=weights, **MODELS[name]),
+        optim=OptimSettings(lr=3e-6, weight_decay=4e-4),
+        select=SelectSettings(by="last"),
+        hardware=HardwareSettings(compile=options.compile, device=options.device),
+        run=str(folder / f"run-{name}-{batch}-{options.compile}"),
+    )
+    fabric = engine_of(settings.hardware)
+    splits = splits_of(records, settings.data, settings.select)
+    torch.manual_seed(0)
+    model = retriever(settings.model, settings.data.image)
+    return job_of(settings, fabric, splits, model, Run.create(settings), Display(quiet=True))
+
+
+def bare(job: Job, steps: int) -> Callable[[], int]:
+    """`steps` times forward, backward and optimiser on one batch; gives the pictures it saw."""
+    size, batch = job.settings.data.image, job.settings.data.batch_size
+    images = torch.randn(batch, 3, size, size, device=job.fabric.device)
+    with torch.no_grad():
+        direction = torch.randn_like(job.parts.model(images))
+
+    def run() -> int:
+        job.parts.model.train()
+        for _ in range(steps):
+            job.fabric.backward((job.parts.model(images) * direction).sum())
+            job.parts.optimizer.step()
+            job.parts.optimizer.zero_grad(set_to_none=True)
+        return steps * batch
+
+    return run
+
+
+def loop(job: Job) -> Callable[[], int]:
+    """An epoch of training, as `fit` does it."""
+    sampler = sampler_of(job.splits.train, job.settings.data, 0)
+    batches = job.pictures.training(job.splits.train, sampler)
+    watch = Watch(job.splits.train, scaled=False)
+
+    def run() -> int:
+        train_epoch(job, batches, watch)
+        return len(batches) * job.settings.data.batch_size
+
+    return run
+
+
+def rate(work: Callable[[], int], device: torch.device) -> float:
+    synchronise(device)
+    began = time.perf_counter()
+    pictures = work()
+    synchronise(device)
+    return pictures / (time.perf_counter() - began)
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def shares(work: Callable[[], int], device: torch.device) -> dict[str, float]:
+    """Milliseconds of GPU time per 1,000 pictures, by part of the loop; "idle" is wall time without a kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        began = time.perf_counter()
+        pictures = work()
+        synchronise(device)
+        wall = time.perf_counter() - began
+    parts = dict.fromkeys([*GROUPS, "model"], 0.0)
+    for event in profile.key_averages():
+        group = next((g for g, marks in GROUPS.items() if any(mark in event.key for mark in marks)), "model")
+        parts[group] += event.self_device_time_total / 1e3
+    parts["idle"] = max(0.0, 1e3 * wall - sum(parts.values()))
+    return {f"{name} ms per 1000": round(1000 * value / pictures, 3) for name, value in parts.items()}
+
+
+def measured(name: str, batch: int, options: argparse.Namespace, records: Records, folder: Path) -> dict[str, object]:
+    work = job(name, batch, options, records, folder)
+    device = work.fabric.device
+    contenders = {"bare": bare(work, options.steps), "loop": loop(work)}
+    for contender in contenders.values():
+        contender()  # compiles
+    rates: dict[str, list[float]] = {c: [] for c in contenders}
+    for _ in range(options.rounds):
+        for contender, run in contenders.items():
+            rates[contender].append(rate(run, device))
+    row: dict[str, object] = {"model": name, "batch": batch, "compile": options.compile}
+    row |= {f"{c} pictures/s": round(statistics.median(values)) for c, values in rates.items()}
+    ratios = [b / a for a, b in zip(rates["bare"], rates["loop"], strict=True)]
+    row["loop / bare"] = round(statistics.median(ratios), 3)
+    row |= {"lowest": round(min(ratios), 3), "highest": round(max(ratios), 3)}
+    if device.type == "cuda":
+        row |= shares(contenders["loop"], device)
+    work.run.close()
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="folder of the dataset; noise without")
+    parser.add_argument("--dataset", default="cub")
+    parser.add_argument("--weights", help="file of the ViT's weights; random without")
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--batches", type=int, nargs="*", default=[128, 384])
+    parser.add_argument("--compile", default="default")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--steps", type=int, default=40, help="bare steps in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "training.csv")
+    options = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if options.root is None:
+            records = noise(folder / "noise")
+        else:
+            records = records_of(DataSettings(name=options.dataset, root=str(options.root)))
+        for name in options.models:
+            for batch in options.batches:
+                rows.append(measured(name, batch, options, records, folder))
+                rows[-1] |= provenance("cuda" if torch.cuda.is_available() else "cpu")
+                print(rows[-1], flush=True)
+                with options.out.open(
+                    "w", newline=""
+                ) as file:  # after each row: a stopped run keeps them
+                    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

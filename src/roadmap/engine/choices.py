@@ -1,0 +1,180 @@
+"""Defaults for pictures of one's own, chosen by how many they are and how large, each with its reason."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from roadmap.data import UNLABELLED, Records
+from roadmap.data.randomness import permutation
+from roadmap.engine.hardware import device_of
+from roadmap.models import WeightsError
+from roadmap.models.hub import hub_file
+from roadmap.settings import Settings
+
+OWN = ("folder", "table")
+MANY_CLASSES = 20  # from which whole classes can be spared for the test
+TEST_SHARE = 0.2
+LOOKED_AT = 64  # pictures whose size is looked at
+SMALL, MIDDLE = 48, 112  # median shorter side up to which pictures count as such
+PICTURES_SEEN = 200_000  # by a pretrained network over all epochs; from scratch five times as many
+
+
+def chosen(settings: Settings, records: Records, given: frozenset[str] | None) -> tuple[Settings, Records, list[str]]:
+    """Settings with what nobody gave filled in, records with a test split, and the reasons, a sentence each.
+
+    Datasets with a recipe are left as they are; so are settings that a person gave.
+    """
+    if settings.data.name not in OWN:
+        return settings, records, []
+    reasons: list[str] = []
+    if records.splits is None:
+        records, reason = _with_test(records)
+        reasons.append(reason)
+    if given is None:
+        return settings, records, reasons
+    settings = copy.deepcopy(settings)
+    choice = _Choice(settings, given, reasons)
+    train = records.split("train") if "train" in records.split_names() else records
+    _choose_size_and_model(choice, records)
+    _choose_batches(choice, train)
+    _choose_selection(choice, records)
+    return settings, records, reasons
+
+
+class _Choice:
+    """Sets a setting unless a person gave it."""
+
+    def __init__(self, settings: Settings, given: frozenset[str], reasons: list[str]) -> None:
+        self.settings, self.given, self.reasons = settings, given, reasons
+
+    def set(self, why: str, **values: Any) -> None:
+        """Dotted names with two underscores for the dot: set(why, data__image=32)."""
+        taken = []
+        for name, value in values.items():
+            dotted = name.replace("__", ".")
+            if dotted in self.given:
+                continue
+            part, _, field = dotted.rpartition(".")
+            setattr(getattr(self.settings, part) if part else self.settings, field, value)
+            taken.append(f"{dotted}={value}")
+        if taken:
+            self.reasons.append(f"{' '.join(taken)}: {why}")
+
+
+def _with_test(records: Records) -> tuple[Records, str]:
+    labelled = records.labels[records.labels != UNLABELLED]
+    classes = len(np.unique(labelled))
+    if classes < 2:
+        raise ValueError(
+            f"{records.root} holds {classes} class; retrieval needs at least 2, each in a folder (or label) of its own"
+        )
+    if classes >= MANY_CLASSES:
+        split = records.split_by_class(TEST_SHARE)
+        held = len(np.unique(split.split("test").labels))
+        return split, f"test set: {held} of {classes} classes, held out whole, so that it shows how new classes fare"
+    splits = np.full(len(records), "train", dtype="<U5")
+    for label in np.unique(labelled):
+        members = np.flatnonzero(records.labels == label)
+        shuffled = members[permutation(len(members), 0, int(label))]
+        splits[shuffled[: max(2, round(TEST_SHARE * len(members)))] if len(members) >= 4 else []] = "test"
+    if not (splits == "test").any():
+        raise ValueError(
+            f"{records.root}: every one of its {classes} classes has fewer than 4 pictures, too few to test on; "
+            "add pictures, or lay them out below train/ and test/"
+        )
+    return (
+        dataclasses.replace(records, splits=splits),
+        f"test set: a fifth of the pictures of each of the {classes} classes (with {MANY_CLASSES} classes or more, "
+        "whole classes would be held out)",
+    )
+
+
+def _choose_size_and_model(choice: _Choice, records: Records) -> None:
+    side = _median_side(records)
+    gpu = device_of(choice.settings.hardware.device).type == "cuda"
+    small = {
+        "model__name": "small_cnn",
+        "model__weights": "random",
+        "optim__lr": 1e-3,
+        "optim__schedule": "cosine",
+        "optim__warmup": 1.0,
+    }
+    if side <= MIDDLE:
+        size = 32 if side <= SMALL else 64
+        why = f"half of the pictures have a shorter side of {side} pixels or less, too small for a pretrained network"
+        choice.set(why, data__image=size, data__resize=size, data__side=size, data__scale=[0.5, 1.0], **small)
+        _choose_epochs(choice, records, 5 * PICTURES_SEEN)
+        return
+    name = "vit_small_patch14_dinov2" if gpu else "efficientnet_lite0"
+    if {"model.name", "model.weights"} & choice.given or _downloaded(name):
+        why = "pretrained, fast to fine-tune on a GPU" if gpu else "pretrained and light, for a CPU"
+        size = 224 if gpu else 160
+        choice.set(why, model__name=name, model__weights="hub", model__pooling="auto")
+        choice.set("for fine-tuning", data__image=size, data__resize=size * 8 // 7, optim__lr=1e-5 if gpu else 1e-4)
+        _choose_epochs(choice, records, PICTURES_SEEN)
+        return
+    why = (
+        f"the weights of {name} cannot be downloaded here, so a small network learns from scratch, much weaker; "
+        "bring weights with model.name=NAME model.weights=FILE"
+    )
+    choice.set(why, data__image=96, data__resize=96, data__side=128, data__scale=[0.3, 1.0], **small)
+    _choose_epochs(choice, records, 5 * PICTURES_SEEN)
+
+
+def _downloaded(name: str) -> bool:
+    try:
+        hub_file(name)
+    except WeightsError:
+        return False
+    return True
+
+
+def _choose_epochs(choice: _Choice, records: Records, seen: int) -> None:
+    train = int((records.splits == "train").sum()) if records.splits is not None else len(records)
+    epochs = int(np.clip(round(seen / max(1, train)), 3, 60))
+    choice.set(f"{train:,} training pictures", epochs=epochs)
+
+
+def _choose_batches(choice: _Choice, train: Records) -> None:
+    _, sizes = np.unique(train.labels[train.labels != UNLABELLED], return_counts=True)
+    sizes = sizes[sizes > 1]
+    if not len(sizes):
+        raise ValueError(
+            f"{train.name}: no training class has two or more pictures; a picture is compared with others of its class"
+        )
+    per_class = 4 if np.median(sizes) >= 4 else 2
+    held = max(2, round(choice.settings.select.fraction * len(sizes))) if len(sizes) >= MANY_CLASSES else 0
+    spare = len(sizes) - held
+    batch = per_class * min(128 // per_class, spare)
+    why = f"{len(sizes)} training classes of {int(np.median(sizes))} pictures (median)"
+    choice.set(why, data__per_class=per_class, data__batch_size=batch)
+    if len(train) // batch < 10:
+        choice.set("so that an epoch is more than a few steps", data__batches=10)
+
+
+def _choose_selection(choice: _Choice, records: Records) -> None:
+    classes = len(np.unique(records.split("train").labels))
+    if classes < MANY_CLASSES and "val" not in records.split_names():
+        choice.set(f"{classes} training classes are too few to hold some out for choosing the epoch", select__by="last")
+
+
+def _median_side(records: Records) -> int:
+    """Of some of the pictures, read from their headers; what cannot be read is left to the decoder to report."""
+    sides = []
+    for index in permutation(len(records), 0, len(records))[:LOOKED_AT]:
+        try:
+            with Image.open(records.path(int(index))) as picture:
+                sides.append(min(picture.size))
+        except (OSError, UnidentifiedImageError, ValueError):
+            continue
+    if not sides:
+        raise ValueError(
+            f"none of {min(LOOKED_AT, len(records))} pictures below {records.root} could be opened; "
+            f"run: roadmap data check folder {records.root}"
+        )
+    return int(np.median(sides))

@@ -1,0 +1,176 @@
+"""A whole run: from settings to a folder with a chosen model and its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import torch
+
+from roadmap.data import Batches
+from roadmap.engine.choices import chosen
+from roadmap.engine.display import Display
+from roadmap.engine.hardware import engine_of
+from roadmap.engine.job import Job, job_of
+from roadmap.engine.pictures import records_of, sampler_of, splits_of
+from roadmap.engine.state import Best
+from roadmap.engine.step import NonFiniteError, Watch, step
+from roadmap.models import retriever
+from roadmap.runs import Run
+from roadmap.settings import Settings
+
+LOGGED = 50  # steps of an epoch that are logged, at most
+
+
+def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = False) -> Path:
+    """Trains, chooses an epoch, tests it; the run folder holds everything that came of it.
+
+    Args:
+        settings: of the run.
+        given: dotted names of settings that a person gave, such as "model.name"; for pictures of one's own, the others
+            are chosen by their number and size. None: all were given.
+        quiet: print nothing.
+
+    Returns:
+        The run's folder.
+    """
+    display = Display(quiet)
+    records = records_of(settings.data)
+    settings, records, reasons = chosen(settings, records, given)
+    fabric = engine_of(settings.hardware)
+    splits = splits_of(records, settings.data, settings.select)
+    torch.manual_seed(settings.seed)
+    model = retriever(settings.model, settings.data.image)
+    run = Run.create(settings)
+    display.start(run.folder, settings, splits, reasons, model, fabric)
+    return _trained(job_of(settings, fabric, splits, model, run, display))
+
+
+def resume(folder: Path, quiet: bool = False) -> Path:
+    """Goes on with a run that was stopped, from its last saved state, as if it had not been."""
+    run, display = Run.open(folder), Display(quiet)
+    settings = dataclasses.replace(run.settings(), run=str(folder))
+    records = records_of(settings.data)
+    settings, records, _ = chosen(settings, records, None)
+    fabric = engine_of(settings.hardware)
+    splits = splits_of(records, settings.data, settings.select)
+    torch.manual_seed(settings.seed)
+    # the saved state brings the weights: the file they first came from is not needed again
+    model = retriever(dataclasses.replace(settings.model, weights="random"), settings.data.image)
+    display.start(run.folder, settings, splits, [], model, fabric)
+    job = job_of(settings, fabric, splits, model, run, display)
+    job.load()
+    return _trained(job)
+
+
+def _trained(job: Job) -> Path:
+    try:
+        before = _before(job)
+        seconds = _epochs(job)
+        after = job.tested(job.kept)
+    except NonFiniteError as error:
+        job.run.write_json("stopped.json", {"step": error.step, "why": str(error), "pictures": error.pictures})
+        raise
+    finally:
+        job.display.close()
+        job.run.close()
+    best = job.state.best
+    job.run.write_json(
+        "summary.json",
+        {
+            "before": before,
+            "after": after,
+            "best epoch": None if best is None else best.epoch,
+            "chosen by": job.settings.select.by,
+            "validation": None if best is None else best.metrics,
+            "epochs": job.settings.epochs,
+            "steps": job.state.step,
+            "training seconds": seconds,
+            "skipped pictures": job.display.skipped,
+        },
+    )
+    job.display.finish(job.run, job.settings, before, after, best)
+    return job.run.folder
+
+
+def _before(job: Job) -> dict[str, dict[str, float]]:
+    """The test metrics of the untrained model; a resumed run finds them in its log."""
+    logged = [line for line in job.run.history() if line["kind"] == "before"]
+    if logged:
+        return dict(logged[0]["metrics"])
+    before = job.tested(job.current)
+    job.run.log("before", 0, {"metrics": before})
+    job.display.before(before)
+    return before
+
+
+def _epochs(job: Job) -> float:
+    """All remaining epochs; gives the seconds they took, evaluations not counted."""
+    sampler = sampler_of(job.splits.train, job.settings.data, job.settings.seed)
+    sampler.position = job.state.step
+    batches = job.pictures.training(job.splits.train, sampler)
+    watch = Watch(job.splits.train, scaled=job.state.scaler is not None)
+    job.display.training(job.settings.epochs * sampler.batches, job.state.step, job.settings.data.batch_size)
+    seconds, saved = 0.0, time.monotonic()
+    for epoch in range(1 + job.state.step // sampler.batches, 1 + job.settings.epochs):
+        began = time.monotonic()
+        train_epoch(job, batches, watch)
+        seconds += time.monotonic() - began
+        job.display.skipped = len(batches.skipped)
+        _judge(job, epoch)
+        if epoch == job.settings.epochs or time.monotonic() - saved >= 60 * job.settings.checkpoint_minutes:
+            job.save()
+            saved = time.monotonic()
+    return seconds
+
+
+def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
+    """The batches that are left of an epoch. When it returns, every number of it has been looked at."""
+    job.parts.model.train()
+    for batch in batches:
+        _note(job, watch.push(step(job.state, batch, job.parts)), len(batches))
+    _note(job, watch.pop(), len(batches))
+
+
+def _note(job: Job, done: tuple[int, float, float] | None, batches: int) -> None:
+    if done is None:
+        return
+    number, loss, norm = done
+    job.display.step(loss)
+    if number % max(1, batches // LOGGED) == 0 or number % batches == 0:
+        rate = job.parts.schedule(number - 1) * job.settings.optim.lr
+        values = {
+            "epoch": -(-number // batches),
+            "loss": loss,
+            "gradient norm": norm,
+            "lr": rate,
+            "pictures per second": job.display.rate(),
+        }
+        job.run.log("step", number, values)
+
+
+def _judge(job: Job, epoch: int) -> None:
+    """Evaluates where the settings say so, and keeps the weights if they are the best so far."""
+    select, last = job.settings.select, epoch == job.settings.epochs
+    if select.by == "last":
+        if last:
+            job.state.best = Best(epoch, 0.0, {})
+            job.kept.load_state_dict(job.current.state_dict())
+        job.display.epoch(epoch, None, {})
+        return
+    if epoch % select.every and not last:
+        job.display.epoch(epoch, None, {})
+        return
+    records = job.splits.val if select.by == "held_out" else job.splits.tests[0]
+    assert records is not None
+    values = job.metrics(job.current, records)
+    if select.metric not in values:
+        raise ValueError(f"select.metric={select.metric!r} is not measured here; there are {', '.join(values)}")
+    split = "validation" if select.by == "held_out" else "test"
+    job.run.log("evaluation", job.state.step, {"epoch": epoch, "split": split, **values})
+    better = job.state.best is None or values[select.metric] > job.state.best.value
+    if better:
+        job.state.best = Best(epoch, values[select.metric], values)
+        job.kept.load_state_dict(job.current.state_dict())
+    job.display.epoch(epoch, split, values, better)

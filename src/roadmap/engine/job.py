@@ -1,0 +1,111 @@
+"""A run under way: the engine, the model, the pictures and the state, put together from settings."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from roadmap.data import Records
+from roadmap.engine.average import WeightAverage
+from roadmap.engine.display import Display
+from roadmap.engine.hardware import autocast_of, compiled
+from roadmap.engine.optimiser import optimiser, schedule
+from roadmap.engine.pictures import Pictures, Splits, sampler_of
+from roadmap.engine.state import TrainState
+from roadmap.engine.step import Parts
+from roadmap.evaluate import dataset_evaluation
+from roadmap.losses.named import named_loss, required_options
+from roadmap.models import Retriever, load_checkpoint, save_checkpoint
+from roadmap.runs import Run
+from roadmap.settings import Settings
+
+
+@dataclass(eq=False)
+class Job:
+    """A run under way: what it works with, and the state that changes."""
+
+    settings: Settings
+    fabric: Fabric
+    splits: Splits
+    pictures: Pictures
+    state: TrainState
+    parts: Parts
+    kept: Retriever  # the weights of the best epoch so far
+    run: Run
+    display: Display
+
+    @property
+    def current(self) -> Retriever:
+        """What an evaluation now would look at: the averaged weights, where there is an average."""
+        average = self.state.average
+        model = average.model if isinstance(average, WeightAverage) else self.state.model
+        assert isinstance(model, Retriever)
+        return model
+
+    def metrics(self, model: Retriever, records: Records) -> dict[str, float]:
+        autocast = autocast_of(self.settings.hardware, self.fabric.device)
+        return dataset_evaluation(records, lambda part: self.pictures.embedded(model, part, autocast))
+
+    def tested(self, model: Retriever) -> dict[str, dict[str, float]]:
+        return {test.name: self.metrics(model, test) for test in self.splits.tests}
+
+    def save(self) -> None:
+        """The best weights, then the state that knows of them."""
+        if self.state.best is not None:
+            about = {
+                "epoch": self.state.best.epoch,
+                "chosen by": self.settings.select.by,
+                "metrics": self.state.best.metrics,
+                "data": self.settings.data.name,
+                "loss": self.settings.loss,
+                "resize": self.pictures.centre.resize,
+                "recipe": self.settings.recipe,
+            }
+            save_checkpoint(self.run.best, self.kept, about)
+        self.state.save(self.run.last)
+
+    def load(self) -> None:
+        """Back to where the run was saved."""
+        self.state.load(self.run.last)
+        if self.run.best.is_file():
+            self.kept.load_state_dict(load_checkpoint(self.run.best)[0].state_dict())
+        self.run.forget_after(self.state.step)
+
+
+def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever, run: Run, display: Display) -> Job:
+    if settings.hardware.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(fabric.device)
+    sampler = sampler_of(splits.train, settings.data, settings.seed)
+    # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    loss = _loss(settings, splits.train, model).to(fabric.device)
+    optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
+    average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
+    state = TrainState(model, optimizer, scaler, average, parts={"loss": loss} if loss.state_dict() else {})
+    steps = settings.epochs * sampler.batches
+    wrapped, wrapped_optimizer = fabric.setup(compiled(model, settings.hardware, fabric.device, steps), optimizer)
+    parts = Parts(
+        fabric,
+        wrapped,
+        wrapped_optimizer,
+        loss,
+        schedule(settings.optim, settings.epochs, sampler.batches),
+        settings.optim.clip,
+    )
+    pictures = Pictures(settings, model, fabric.device)
+    for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
+        pictures.packed(everything)
+    return Job(settings, fabric, splits, pictures, state, parts, copy.deepcopy(model), run, display)
+
+
+def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:
+    """The loss of the settings; what only the run knows is filled in where its constructor asks for it."""
+    told = {"num_classes": len(np.unique(train.labels)), "embedding_size": model.dim}
+    asked = {name: told[name] for name in required_options(settings.loss["name"]) if name in told}
+    return named_loss(**(settings.loss | asked))

@@ -1,0 +1,82 @@
+"""Which parameters move how fast, and how that changes during a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from roadmap.models import Retriever
+from roadmap.settings import OptimSettings
+
+Schedule = Callable[[int], float]
+LOSS_RATE = 100.0  # proxies start at random, the backbone does not
+
+
+def parameter_groups(model: Retriever, settings: OptimSettings) -> list[dict[str, Any]]:
+    """Groups of parameters with the same rate and decay; `base_lr` is what the schedule multiplies.
+
+    The rate of a layer is lr * layer_decay^(layers above it); the head has its own rate.
+    """
+    heads = {id(p) for p in model.head_parameters()}
+    depths, last = model.layer_depths(), model.layers - 1
+    spared = model.undecayed() if settings.decay_matrices_only else set()
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) in heads:
+            rate = settings.lr if settings.head_lr is None else settings.head_lr
+        else:
+            rate = settings.lr * settings.layer_decay ** (last - depths[name])
+        groups.setdefault((rate, 0.0 if name in spared else settings.weight_decay), []).append(parameter)
+    return [
+        {"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay}
+        for (rate, decay), parameters in groups.items()
+    ]
+
+
+def optimiser(model: Retriever, loss: nn.Module, settings: OptimSettings, fused: bool) -> torch.optim.Optimizer:
+    """Adam, AdamW or SGD over the model's groups and the loss's own weights; `fused`: one kernel for all, on a GPU."""
+    groups = parameter_groups(model, settings)
+    if own := list(loss.parameters()):
+        rate = LOSS_RATE * settings.lr if settings.loss_lr is None else settings.loss_lr
+        groups.append({"params": own, "lr": rate, "base_lr": rate, "weight_decay": 0.0})
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9, fused=fused)
+    if settings.name == "adam":
+        return torch.optim.Adam(groups, fused=fused)
+    return torch.optim.AdamW(groups, fused=fused)
+
+
+def schedule(settings: OptimSettings, epochs: int, batches: int) -> Schedule:
+    """step -> factor on every rate: a pure function, so that there is no state to save.
+
+    Args:
+        settings: warm-up in epochs (linear, from 1 / its steps), then constant, multistep or cosine.
+        epochs: of the whole run.
+        batches: in an epoch.
+    """
+    warm, total = round(settings.warmup * batches), epochs * batches
+    milestones = sorted(milestone * batches for milestone in settings.milestones)
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        if settings.schedule == "multistep":
+            return settings.gamma ** sum(step >= milestone for milestone in milestones)
+        if settings.schedule == "cosine":
+            share = min(1.0, (step - warm) / max(1, total - warm))
+            return settings.final + (1 - settings.final) * 0.5 * (1 + math.cos(math.pi * share))
+        return 1.0
+
+    return factor
+
+
+def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Every group's rate is its base times the schedule's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor

@@ -1,0 +1,197 @@
+"""The pictures of a run: which are for training, choosing the epoch and testing, and where they are read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from roadmap.data import (
+    UNLABELLED,
+    Batches,
+    CategoryPairs,
+    CentreCrop,
+    MPerClass,
+    Pack,
+    RandomCrop,
+    Records,
+    dataset,
+    evaluation_batches,
+    fresh_pack,
+    pack,
+    pack_folder,
+    training_batches,
+)
+from roadmap.embed import Embeddings, embedded
+from roadmap.models import Retriever
+from roadmap.settings import DataSettings, SelectSettings, Settings
+
+FEWEST_HELD = 2  # classes: with one, every neighbour is right
+LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
+log = logging.getLogger("roadmap.engine")
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Of a dataset. `val` and `tests` are ready for `dataset_evaluation`; `notes` say what was decided."""
+
+    everything: Records
+    train: Records
+    val: Records | None
+    tests: tuple[Records, ...]
+    notes: tuple[str, ...] = ()
+
+
+def records_of(data: DataSettings) -> Records:
+    """The dataset, read from where it lies."""
+    if data.root is None and data.name != "glyphs":
+        from roadmap.data.datasets import explanation
+
+        raise ValueError(f"data.root is missing: give data.root=FOLDER. {explanation(data.name)}")
+    if data.root is None:
+        from roadmap.data.datasets import glyphs
+
+        return glyphs(None)
+    return dataset(data.name, data.root)
+
+
+def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> Splits:
+    """Training, validation and test pictures. Classes with a single picture teach nothing and are left out."""
+    if "train" not in records.split_names():
+        raise ValueError(
+            f"{records.name} has no training pictures: its splits are {list(records.split_names()) or 'not given'}"
+        )
+    notes = list(records.notes)
+    divided = records
+    if select.by == "held_out" and "val" not in records.split_names():
+        divided = _held_out(records, select)
+    train = divided.split("train")
+    train = train.select(train.labels != UNLABELLED)
+    alone = train.singletons()
+    if len(alone):
+        notes.append(f"{len(alone)} training classes with a single picture are left out")
+        train = train.select(~np.isin(train.labels, alone))
+    classes = len(np.unique(train.labels))
+    if classes < 2:
+        raise ValueError(
+            f"{records.name} has {classes} training {'class' if classes == 1 else 'classes'} with two or more "
+            "pictures; learning to compare needs at least 2"
+        )
+    # numbered without gaps, for losses that have weights per class
+    names, labels = np.unique(train.labels, return_inverse=True)
+    named = tuple(train.class_names[i] for i in names) if train.class_names else ()
+    train = dataclasses.replace(train, labels=labels, class_names=named)
+    val = _as_test(divided.split("val")) if select.by == "held_out" else None
+    tests = tuple(dataset(name, root) for name, root in data.test_sets.items())
+    if not tests and {"test", "query"} & set(records.split_names()):
+        tests = (records,)
+    return Splits(records, train, val, tests, tuple(notes))
+
+
+def _held_out(records: Records, select: SelectSettings) -> Records:
+    """The draw does not depend on the run's seed: runs of different seeds are chosen on the same classes."""
+    count = len(np.unique(records.split("train").labels))
+    if count < 2 * FEWEST_HELD:
+        raise ValueError(
+            f"{records.name} has {count} training classes, too few to hold some out for choosing the epoch; "
+            "use select.by=last"
+        )
+    return records.hold_out_classes(max(select.fraction, FEWEST_HELD / count))
+
+
+def _as_test(records: Records) -> Records:
+    return dataclasses.replace(records, splits=np.full(len(records), "test"))
+
+
+def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | CategoryPairs:
+    """Which pictures meet in a batch."""
+    if data.sampler == "category_pairs":
+        if train.categories is None:
+            raise ValueError(f"{train.name} has no categories; use data.sampler=m_per_class")
+        each, rest = divmod(data.batch_size, 2 * data.per_class)
+        if rest:
+            raise ValueError(
+                f"data.batch_size={data.batch_size} must be a multiple of 2 x data.per_class ({2 * data.per_class}): "
+                "half a batch comes from each of two categories"
+            )
+        return CategoryPairs(train.labels, train.categories, each, data.per_class, data.batches_per_pair, seed)
+    return MPerClass(train.labels, data.batch_size, data.per_class, data.batches, seed)
+
+
+def pack_of_all(records: Records, data: DataSettings) -> Pack | None:
+    """The pack of a dataset, made now if the settings say so; None: files are decoded again every epoch."""
+    found = fresh_pack(records, data.side)
+    if found is not None or data.pack == "no":
+        return found
+    size = 4 * len(records) * data.side**2  # at a width of 4/3 of the height
+    if data.pack == "auto":
+        home = pack_folder(records, data.side)
+        nearest = next(parent for parent in home.parents if parent.exists())
+        if size > min(LARGE_PACK, shutil.disk_usage(nearest).free // 2):
+            log.warning(
+                "a pack of %s would take about %.0f GB: every epoch decodes its files again; data.pack=yes makes it",
+                records.name,
+                size / 1e9,
+            )
+            return None
+    return pack(records, data.side, on_error="skip" if data.on_error == "skip" else "raise")
+
+
+class Pictures:
+    """Delivers the crops of a run: random ones for training, central ones for evaluation.
+
+    Args:
+        settings: of the run.
+        model: whose mean and standard deviation normalise the pictures.
+        device: where they are delivered.
+    """
+
+    def __init__(self, settings: Settings, model: Retriever, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        data = settings.data
+        low, high = data.scale
+        narrow, wide = data.ratio
+        self.random = RandomCrop(data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std)
+        self.centre = CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std)
+        self._packs: dict[Path, Pack | None] = {}
+
+    def packed(self, everything: Records) -> None:
+        """Opens the pack of a dataset, or makes it, before its splits are asked for."""
+        if everything.root not in self._packs:
+            self._packs[everything.root] = pack_of_all(everything, self.settings.data)
+
+    def _pack(self, records: Records) -> Pack | None:
+        whole = self._packs.get(records.root)
+        return None if whole is None else whole.aligned(records)
+
+    def training(self, train: Records, sampler: MPerClass | CategoryPairs) -> Batches:
+        data = self.settings.data
+        return training_batches(
+            train,
+            sampler,
+            self.random,
+            self._pack(train),
+            self.device,
+            self.settings.seed,
+            data.workers,
+            "skip" if data.on_error == "skip" else "raise",
+        )
+
+    def embedded(self, model: Retriever, records: Records, autocast: torch.dtype | None) -> Embeddings:
+        """The embeddings of `records`, centre crops."""
+        data = self.settings.data
+        batches = evaluation_batches(
+            records,
+            self.centre,
+            max(64, data.batch_size),
+            self._pack(records),
+            self.device,
+            data.workers,
+            "skip" if data.on_error == "skip" else "raise",
+        )
+        return embedded(model, batches, autocast)

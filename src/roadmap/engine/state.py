@@ -1,0 +1,125 @@
+"""All that changes during training, in one value that is saved and loaded whole.
+
+What does not change (settings, pictures) is not here; what can be computed from the step (rates, batches, crops) is
+not stored. A part that a later feature adds, such as a memory of past embeddings, is one more field with `state_dict`
+and `load_state_dict`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from roadmap.atomic import replaced
+
+FORMAT, VERSION = "roadmap-train-state", 1
+
+
+class Stateful(Protocol):
+    """What can say what it holds, and take it back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+@dataclass
+class Best:
+    """The epoch chosen so far. Epochs count from 1; 0 is the model before training."""
+
+    epoch: int
+    value: float
+    metrics: dict[str, float]
+
+
+@dataclass
+class TrainState:
+    """Everything a run needs to go on as if it had never stopped.
+
+    Attributes:
+        model: the network itself, not what wraps it for speed or for several devices.
+        optimizer: with its moments.
+        scaler: of fp16 gradients; anything that is `Stateful`.
+        average: moving average of the weights, or None.
+        step: optimiser steps taken; also the sampler's position, from which epoch, batches and crops follow.
+        best: the epoch chosen so far.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: Stateful | None = None
+    average: nn.Module | None = None
+    step: int = 0
+    best: Best | None = None
+    parts: dict[str, Stateful] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values only, so that loading needs no code."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            "best": None if self.best is None else asdict(self.best),
+            "stateful": {name: part.state_dict() for name, part in self._stateful().items()},
+            "random": _random_state(),
+        }
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        held, mine = set(values["stateful"]), set(self._stateful())
+        if held != mine:
+            raise ValueError(
+                f"the saved state holds {sorted(held)}, this run needs {sorted(mine)}; "
+                "continue with the settings it was started with"
+            )
+        for name, part in self._stateful().items():
+            part.load_state_dict(values["stateful"][name])
+        self.step = values["step"]
+        self.best = None if values["best"] is None else Best(**values["best"])
+        _set_random_state(values["random"])
+
+    def _stateful(self) -> dict[str, Stateful]:
+        found: dict[str, Stateful | None] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+            "average": self.average,
+            **self.parts,
+        }
+        return {name: part for name, part in found.items() if part is not None}
+
+    def save(self, path: Path) -> None:
+        """Writes the state whole or not at all: a run killed while saving keeps the state before."""
+        with replaced(Path(path)) as temporary:
+            torch.save(self.state_dict(), temporary)
+
+    def load(self, path: Path) -> None:
+        """Takes back what `save` wrote. The file is read as tensors and plain values: it cannot run code."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no saved state at {path}; did the run finish an epoch?")
+        try:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+        except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            raise ValueError(f"{path} could not be read as a saved state: {error}") from error
+        if not isinstance(values, dict) or (values.get("format"), values.get("version")) != (FORMAT, VERSION):
+            raise ValueError(f"{path} is not a {FORMAT} of version {VERSION}")
+        self.load_state_dict(values)
+
+
+def _random_state() -> dict[str, Any]:
+    """Of dropout and stochastic depth; batches and crops have none."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

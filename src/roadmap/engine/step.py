@@ -1,0 +1,136 @@
+"""One training step, and the watch that stops a run whose numbers are no longer numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from roadmap.data import Batch, Records
+from roadmap.engine.average import WeightAverage
+from roadmap.engine.optimiser import Schedule, set_rates
+from roadmap.engine.state import TrainState
+
+OVERFLOWS = 30  # in a row, after which fp16's scaler will not recover
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a step works with and does not change: the engine, the wrapped model and optimiser, loss and schedule."""
+
+    fabric: Fabric
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Tensor, Tensor], Tensor]
+    schedule: Schedule
+    clip: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Of one step, still on the device: what to log and what to look at if something went wrong."""
+
+    step: int
+    numbers: Tensor  # loss, gradient norm
+    good_rows: Tensor  # (B,) whether the embedding of each picture is finite
+    indices: Tensor
+
+
+def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
+    """Embed, compare, move the weights. Losses compute scores in float32 whatever the model's precision is."""
+    set_rates(parts.optimizer, parts.schedule(state.step))
+    embeddings = parts.model(batch.images)
+    loss = parts.loss(embeddings, batch.labels)
+    parts.fabric.backward(loss)
+    limit = math.inf if parts.clip is None else parts.clip
+    norm = parts.fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
+    assert norm is not None
+    parts.optimizer.step()
+    parts.optimizer.zero_grad(set_to_none=True)
+    if isinstance(state.average, WeightAverage):
+        state.average.update(state.model, state.step)
+    state.step += 1
+    with torch.no_grad():
+        numbers = torch.stack([loss.detach().float(), norm.float()])
+        good_rows = torch.isfinite(embeddings.detach()).all(1)
+    return Outcome(state.step, numbers, good_rows, batch.indices)
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss or gradient that is not a number, the step it came from and the pictures that were in it.
+
+    Attributes:
+        step: counted from 1.
+        pictures: paths, first those whose embeddings are not finite.
+    """
+
+    def __init__(self, message: str, step: int, pictures: list[str]) -> None:
+        super().__init__(message)
+        self.step, self.pictures = step, pictures
+
+
+class Watch:
+    """Reads the numbers of a step while the next one runs, so that the host never waits for the GPU.
+
+    Args:
+        records: to name the pictures of a step that failed.
+        scaled: whether a gradient scaler skips overflowing steps, which is then not a failure.
+    """
+
+    def __init__(self, records: Records, scaled: bool) -> None:
+        self.records, self.scaled = records, scaled
+        self._waiting: tuple[Outcome, Tensor, torch.cuda.Event | None] | None = None
+        self._overflows = 0
+
+    def push(self, outcome: Outcome) -> tuple[int, float, float] | None:
+        """Takes a step's outcome; gives (step, loss, gradient norm) of the one before, checked."""
+        before = self.pop()
+        if outcome.numbers.is_cuda:
+            numbers = torch.empty(2, dtype=torch.float32, pin_memory=True)
+            numbers.copy_(outcome.numbers, non_blocking=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+            self._waiting = outcome, numbers, ready
+        else:
+            self._waiting = outcome, outcome.numbers, None
+        return before
+
+    def pop(self) -> tuple[int, float, float] | None:
+        """The numbers of the last step, checked; None if they were read already."""
+        if self._waiting is None:
+            return None
+        outcome, numbers, ready = self._waiting
+        self._waiting = None
+        if ready is not None:
+            ready.synchronize()
+        loss, norm = numbers.tolist()
+        self._overflows = 0 if math.isfinite(norm) else self._overflows + 1
+        tolerated = self.scaled and self._overflows < OVERFLOWS
+        if not math.isfinite(loss) or (self._overflows and not tolerated):
+            raise self._failure(outcome, loss, norm)
+        return outcome.step, loss, norm
+
+    def _failure(self, outcome: Outcome, loss: float, norm: float) -> NonFiniteError:
+        indices, good = outcome.indices.tolist(), outcome.good_rows.tolist()
+        suspects = [self.records.paths[i] for i, fine in zip(indices, good, strict=True) if not fine]
+        others = [self.records.paths[i] for i, fine in zip(indices, good, strict=True) if fine]
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        if suspects and others:
+            who = f"{len(suspects)} of {len(indices)} pictures have embeddings that are not finite: {_few(suspects)}"
+        else:
+            which = "all of its embeddings are not finite" if suspects else "all of its embeddings are finite"
+            who = f"{which}; its {len(indices)} pictures: {_few(suspects or others)}"
+        return NonFiniteError(
+            f"step {outcome.step}: {what}; the run stops. {who}. "
+            "Try a lower optim.lr, optim.clip=1, optim.warmup=1, or hardware.precision=32",
+            outcome.step,
+            suspects + others,
+        )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
