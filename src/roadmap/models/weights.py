@@ -44,7 +44,7 @@ def _distillation_settled(
     if settings.drop_distillation and distilled_model:
         raise WeightsError(
             f"model.drop_distillation loads a distilled transformer's weights into the plain one, but {settings.name} "
-            "is distilled itself; name the plain one, such as deit_small_patch16_224, or set it to false"
+            f"is distilled itself; set model.name={settings.name.replace('_distilled', '')}, or leave the option out"
         )
     if settings.drop_distillation and not distilled_file:
         raise WeightsError(f"{file} has no distillation token to drop; set model.drop_distillation=false")
