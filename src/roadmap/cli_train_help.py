@@ -90,8 +90,6 @@ def _print_options(console: Console) -> None:
         _heading(console, f"{group}=...", meaning)
         rows = [(Text(name, "cyan"), Text(line)) for name, line in catalogue.options(group).items()]
         console.print(_columns(rows))
-        if group == "model":
-            console.print(Padding(Text("model.name=NAME takes any backbone of timm"), (0, 0, 0, 2)))
         console.print()
 
 

@@ -39,34 +39,38 @@ class Catalogue:
         return {name: _headline(found[name]) for name in sorted(found, key=_by_number)}
 
     def values(self, group: str, option: str) -> dict[str, Any]:
-        """What the file of an option says."""
-        values = OmegaConf.to_container(OmegaConf.load(self._path(group, option)))
-        if not isinstance(values, dict):
-            raise ValueError(f"{self._path(group, option)} must hold names with values")
-        return {str(name): value for name, value in values.items()}
+        """What the file of an option says, with what it takes over from other files of its group."""
+        own = self._own_values(group, option)
+        _, inherited = _defaults(own)
+        merged = OmegaConf.merge(*(self.values(group, parent) for parent in inherited), own)
+        return _plain(merged)
 
     def notes(self, group: str, option: str) -> dict[str, str]:
         """Name -> the comment behind its value, in the file of an option."""
         text = self._path(group, option).read_text(encoding="utf-8")
         return dict(re.findall(r"^(\w+): [^#\n]*# (.*)$", text, re.MULTILINE))
 
-    def written_by(self, recipe: str) -> frozenset[str]:
-        """Dotted names of the settings that a recipe itself writes, beside choosing among the groups."""
-        values = self.values("recipe", recipe)
-        _, inherited = _defaults(values)
-        return frozenset(leaves(values)).union(*(self.written_by(parent) for parent in inherited))
-
     def choices(self, recipe: str) -> dict[str, str]:
         """Group -> the option that a recipe takes."""
-        chosen, inherited = _defaults(self.values("recipe", recipe))
+        chosen, inherited = _defaults(self._own_values("recipe", recipe))
         earlier: dict[str, str] = {}
         for parent in inherited:
             earlier |= self.choices(parent)
         return earlier | chosen
 
+    def _own_values(self, group: str, option: str) -> dict[str, Any]:
+        return _plain(OmegaConf.load(self._path(group, option)))
+
     def _path(self, group: str, option: str) -> Path:
         paths = [folder / group / f"{option}.yaml" for folder in self.folders]
         return next((path for path in paths if path.is_file()), paths[0])
+
+
+def _plain(values: Any) -> dict[str, Any]:
+    plain = OmegaConf.to_container(values)
+    if not isinstance(plain, dict):
+        raise ValueError(f"a file of options must hold names with values, got {values}")
+    return {str(name): value for name, value in plain.items()}
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -79,7 +83,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _defaults(values: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The groups that a recipe chooses, and the recipes it goes on from; takes the list out of `values`."""
+    """The groups that a file chooses, and the files it goes on from; takes the list of them out of `values`."""
     chosen: dict[str, str] = {}
     inherited: list[str] = []
     for entry in values.pop("defaults", []):

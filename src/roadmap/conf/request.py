@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roadmap.conf.catalogue import GROUPS, Catalogue
+from roadmap.conf.catalogue import GROUPS, Catalogue, leaves
 from roadmap.conf.checks import Checker, several
 from roadmap.conf.parsing import HELP, TEST_SETS, did_you_mean, is_hydras, key_of, parsed, quoted, singles
 
@@ -101,7 +101,7 @@ def given_keys(overrides: Iterable[str], catalogue: Catalogue) -> frozenset[str]
             given.add(TEST_SETS if key.startswith(f"{TEST_SETS}.") else key)
     recipe = choices.pop("recipe", "None")
     if recipe != "None":
-        given |= catalogue.written_by(recipe)
+        given |= set(leaves(catalogue.values("recipe", recipe)))
         choices = catalogue.choices(recipe) | choices
     for group, option in choices.items():
         given |= {f"{group}.{name}" for name in catalogue.values(group, option)}
