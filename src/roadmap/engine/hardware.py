@@ -19,6 +19,9 @@ _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 def engine_of(settings: HardwareSettings) -> Fabric:
     """Lightning Fabric on the chosen device, with the chosen precision; torch's global switches set to match."""
     device = device_of(settings.device)
+    precision = precision_of(settings, device)
+    if precision == "fp16" and device.type == "cpu":  # Fabric would take bfloat16 instead
+        raise ValueError("hardware.precision=fp16 is for GPUs; on the CPU use 32 or bf16")
     if settings.devices != 1:
         raise ValueError(f"hardware.devices={settings.devices}: training on several devices is not there yet; use 1")
     if settings.threads is not None:
@@ -29,7 +32,7 @@ def engine_of(settings: HardwareSettings) -> Fabric:
         )  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.backends.cudnn.benchmark = not settings.deterministic
-    fabric = Fabric(accelerator=device.type, devices=1, precision=_FABRIC[precision_of(settings, device)])  # type: ignore[arg-type]
+    fabric = Fabric(accelerator=device.type, devices=1, precision=_FABRIC[precision])  # type: ignore[arg-type]
     fabric.launch()
     return fabric
 
