@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from roadmap.conf.catalogue import GROUPS, Catalogue
@@ -92,9 +93,15 @@ def several(override: Override) -> str:
 def _check_type(key: str, value: Any) -> None:
     """The value fits the type of the setting, as the schema will see it."""
     try:
-        OmegaConf.update(OmegaConf.structured(Settings), key, value)
+        OmegaConf.update(_schema(), key, value)
     except OmegaConfBaseException:
         raise ValueError(f"{key} must be {settings()[key].kind}, got {_shown(value)}") from None
+
+
+@cache
+def _schema() -> DictConfig:
+    """To try values on; what it holds afterwards is of no interest."""
+    return OmegaConf.structured(Settings)  # type: ignore[no-any-return]
 
 
 def _check_like(key: str, value: Any, default: Any) -> None:
