@@ -36,7 +36,7 @@ class Display:
     """Prints to the terminal; where nobody watches, a line per epoch instead of a bar."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.quiet, self.skipped = quiet, 0
+        self.quiet = quiet
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self.bar: tqdm[Any] | None = None
         self._seen, self._since, self._batch = 0, time.monotonic(), 0
@@ -117,6 +117,7 @@ class Display:
         before: Mapping[str, Mapping[str, float]],
         after: Mapping[str, Mapping[str, float]],
         best: Best | None,
+        skipped: int,
     ) -> None:
         when = "" if best is None else f" (epoch {best.epoch})"
         for name, values in after.items():
@@ -127,8 +128,8 @@ class Display:
                 first = before.get(name, {}).get(metric, math.nan)
                 table.add_row(metric, *_cells(first, value))
             self.console.print(table)
-        if self.skipped:
-            self.console.print(f"{self.skipped} pictures could not be decoded and were left out")
+        if skipped:
+            self.console.print(f"{skipped} pictures could not be decoded and were left out")
         root = "" if settings.data.root is None else f" --root {settings.data.root}"
         self.console.print(f"the model  {run.best}")
         self.console.print(

@@ -67,7 +67,7 @@ def resume(folder: Path, quiet: bool = False) -> Path:
 def _trained(job: Job) -> Path:
     try:
         before = _before(job)
-        seconds = _epochs(job)
+        _train(job)
         after = job.tested(job.kept)
     except NonFiniteError as error:
         job.run.write_json("stopped.json", {"step": error.step, "why": str(error), "pictures": error.pictures})
@@ -86,11 +86,11 @@ def _trained(job: Job) -> Path:
             "validation": None if best is None else best.metrics,
             "epochs": job.settings.epochs,
             "steps": job.state.step,
-            "training seconds": seconds,
-            "skipped pictures": job.display.skipped,
+            "training seconds": job.state.seconds,
+            "skipped pictures": len(job.pictures.skipped),
         },
     )
-    job.display.finish(job.run, job.settings, before, after, best)
+    job.display.finish(job.run, job.settings, before, after, best, len(job.pictures.skipped))
     return job.run.folder
 
 
@@ -105,24 +105,22 @@ def _before(job: Job) -> dict[str, dict[str, float]]:
     return before
 
 
-def _epochs(job: Job) -> float:
-    """All remaining epochs; gives the seconds they took, evaluations not counted."""
+def _train(job: Job) -> None:
+    """All remaining epochs."""
     sampler = sampler_of(job.splits.train, job.settings.data, job.settings.seed)
     sampler.position = job.state.step
     batches = job.pictures.training(job.splits.train, sampler)
     watch = Watch(job.splits.train, scaled=job.state.scaler is not None)
     job.display.training(job.settings.epochs * sampler.batches, job.state.step, job.settings.data.batch_size)
-    seconds, saved = 0.0, time.monotonic()
+    saved = time.monotonic()
     for epoch in range(1 + job.state.step // sampler.batches, 1 + job.settings.epochs):
         began = time.monotonic()
         train_epoch(job, batches, watch)
-        seconds += time.monotonic() - began
-        job.display.skipped = len(batches.skipped)
+        job.state.seconds += time.monotonic() - began
         _judge(job, epoch)
         if epoch == job.settings.epochs or time.monotonic() - saved >= 60 * job.settings.checkpoint_minutes:
             job.save()
             saved = time.monotonic()
-    return seconds
 
 
 def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:

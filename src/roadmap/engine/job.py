@@ -16,11 +16,11 @@ from roadmap.engine.display import Display
 from roadmap.engine.hardware import autocast_of, compiled
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.pictures import Pictures, Splits, sampler_of
-from roadmap.engine.state import TrainState
+from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
 from roadmap.evaluate import dataset_evaluation
 from roadmap.losses.named import named_loss, required_options
-from roadmap.models import Retriever, load_checkpoint, save_checkpoint
+from roadmap.models import Retriever, save_checkpoint
 from roadmap.runs import Run
 from roadmap.settings import Settings
 
@@ -35,7 +35,6 @@ class Job:
     pictures: Pictures
     state: TrainState
     parts: Parts
-    kept: Retriever  # the weights of the best epoch so far
     run: Run
     display: Display
 
@@ -47,6 +46,12 @@ class Job:
         assert isinstance(model, Retriever)
         return model
 
+    @property
+    def kept(self) -> Retriever:
+        """The weights of the best epoch so far."""
+        assert isinstance(self.state.kept, Retriever)
+        return self.state.kept
+
     def metrics(self, model: Retriever, records: Records) -> dict[str, float]:
         autocast = autocast_of(self.settings.hardware, self.fabric.device)
         return dataset_evaluation(records, lambda part: self.pictures.embedded(model, part, autocast))
@@ -55,7 +60,7 @@ class Job:
         return {test.name: self.metrics(model, test) for test in self.splits.tests}
 
     def save(self) -> None:
-        """The best weights, then the state that knows of them."""
+        """The best weights, ready to use, and the state, which holds them too: it alone decides what goes on."""
         if self.state.best is not None:
             about = {
                 "epoch": self.state.best.epoch,
@@ -72,8 +77,6 @@ class Job:
     def load(self) -> None:
         """Back to where the run was saved."""
         self.state.load(self.run.last)
-        if self.run.best.is_file():
-            self.kept.load_state_dict(load_checkpoint(self.run.best)[0].state_dict())
         self.run.forget_after(self.state.step)
 
 
@@ -87,7 +90,9 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
     loss = _loss(settings, splits.train, model).to(fabric.device)
     optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
-    state = TrainState(model, optimizer, scaler, average, parts={"loss": loss} if loss.state_dict() else {})
+    pictures = Pictures(settings, model, fabric.device)
+    others: dict[str, Stateful] = {"pictures": pictures} | ({"loss": loss} if loss.state_dict() else {})
+    state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches
     wrapped, wrapped_optimizer = fabric.setup(compiled(model, settings.hardware, fabric.device, steps), optimizer)
     parts = Parts(
@@ -98,10 +103,9 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
     )
-    pictures = Pictures(settings, model, fabric.device)
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         pictures.packed(everything)
-    return Job(settings, fabric, splits, pictures, state, parts, copy.deepcopy(model), run, display)
+    return Job(settings, fabric, splits, pictures, state, parts, run, display)
 
 
 def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:

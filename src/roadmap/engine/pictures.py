@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,46 +68,70 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
         raise ValueError(
             f"{records.name} has no training pictures: its splits are {list(records.split_names()) or 'not given'}"
         )
-    notes = list(records.notes)
-    divided = records
+    divided, alone = _teaching(records)
+    notes = [f"{alone} training classes with a single picture are left out"] if alone else []
+    _check_classes(divided)
     if select.by == "held_out" and "val" not in records.split_names():
-        divided = _held_out(records, select)
+        divided = _held_out(divided, select)
+        _check_classes(divided)
     train = divided.split("train")
-    train = train.select(train.labels != UNLABELLED)
-    alone = train.singletons()
-    if len(alone):
-        notes.append(f"{len(alone)} training classes with a single picture are left out")
-        train = train.select(~np.isin(train.labels, alone))
-    classes = len(np.unique(train.labels))
-    if classes < 2:
-        raise ValueError(
-            f"{records.name} has {classes} training {'class' if classes == 1 else 'classes'} with two or more "
-            "pictures; learning to compare needs at least 2"
-        )
     # numbered without gaps, for losses that have weights per class
     names, labels = np.unique(train.labels, return_inverse=True)
     named = tuple(train.class_names[i] for i in names) if train.class_names else ()
     train = dataclasses.replace(train, labels=labels, class_names=named)
     val = _as_test(divided.split("val")) if select.by == "held_out" else None
-    tests = tuple(dataset(name, root) for name, root in data.test_sets.items())
+    tests = tuple(_tested(dataset(name, root)) for name, root in data.test_sets.items())
     if not tests and {"test", "query"} & set(records.split_names()):
         tests = (records,)
-    return Splits(records, train, val, tests, tuple(notes))
+    if not tests and select.by == "test":
+        raise ValueError(
+            f"select.by=test: {records.name} has no test pictures; give data.test_sets, "
+            "or use select.by=held_out or select.by=last"
+        )
+    return Splits(records, train, val, tests, (*records.notes, *notes))
+
+
+def _teaching(records: Records) -> tuple[Records, int]:
+    """Without training pictures that teach nothing, unlabelled or alone in their class; and how many are alone."""
+    alone = records.split("train").singletons()
+    useless = (records.labels == UNLABELLED) | np.isin(records.labels, alone)
+    return records.select(~useless | (records.splits != "train")), len(alone)
+
+
+def _classes(records: Records) -> int:
+    return len(np.unique(records.labels[records.splits == "train"]))
+
+
+def _check_classes(records: Records) -> None:
+    if (classes := _classes(records)) < 2:
+        raise ValueError(
+            f"{records.name} has {classes} training {'class' if classes == 1 else 'classes'} with two or more "
+            "pictures; learning to compare needs at least 2"
+        )
+
+
+def held_out_classes(classes: int, fraction: float) -> int:
+    """How many of the training classes are held out for choosing the epoch."""
+    return max(FEWEST_HELD, math.floor(classes * fraction + 1e-9))
 
 
 def _held_out(records: Records, select: SelectSettings) -> Records:
     """The draw does not depend on the run's seed: runs of different seeds are chosen on the same classes."""
-    count = len(np.unique(records.split("train").labels))
-    if count < 2 * FEWEST_HELD:
+    if (count := _classes(records)) < 2 * FEWEST_HELD:
         raise ValueError(
             f"{records.name} has {count} training classes, too few to hold some out for choosing the epoch; "
             "use select.by=last"
         )
-    return records.hold_out_classes(max(select.fraction, FEWEST_HELD / count))
+    return records.hold_out_classes(held_out_classes(count, select.fraction) / count)
 
 
 def _as_test(records: Records) -> Records:
     return dataclasses.replace(records, splits=np.full(len(records), "test"))
+
+
+def _tested(records: Records) -> Records:
+    """A dataset to test on: where it has no splits, all of it."""
+    return _as_test(records) if records.splits is None else records
 
 
 def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | CategoryPairs:
@@ -126,8 +152,11 @@ def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | Cat
 def pack_of_all(records: Records, data: DataSettings) -> Pack | None:
     """The pack of a dataset, made now if the settings say so; None: files are decoded again every epoch."""
     found = fresh_pack(records, data.side)
-    if found is not None or data.pack == "no":
+    drawn = found is not None and found.folder == records.root  # has no files to decode instead
+    if found is not None and (drawn or data.pack != "no"):
         return found
+    if data.pack == "no":
+        return None
     size = 4 * len(records) * data.side**2  # at a width of 4/3 of the height
     if data.pack == "auto":
         home = pack_folder(records, data.side)
@@ -149,6 +178,9 @@ class Pictures:
         settings: of the run.
         model: whose mean and standard deviation normalise the pictures.
         device: where they are delivered.
+
+    Attributes:
+        skipped: path -> reason, of pictures that could not be decoded, in training and evaluation.
     """
 
     def __init__(self, settings: Settings, model: Retriever, device: torch.device) -> None:
@@ -158,20 +190,28 @@ class Pictures:
         narrow, wide = data.ratio
         self.random = RandomCrop(data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std)
         self.centre = CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std)
-        self._packs: dict[Path, Pack | None] = {}
+        self.skipped: dict[str, str] = {}
+        self._packs: dict[tuple[str, Path], Pack | None] = {}  # tables can lie side by side in one folder
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pictures that were skipped: a resumed run may not meet all of them again."""
+        return {"skipped": dict(self.skipped)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.skipped.update(state_dict["skipped"])
 
     def packed(self, everything: Records) -> None:
         """Opens the pack of a dataset, or makes it, before its splits are asked for."""
-        if everything.root not in self._packs:
-            self._packs[everything.root] = pack_of_all(everything, self.settings.data)
+        if (everything.name, everything.root) not in self._packs:
+            self._packs[everything.name, everything.root] = pack_of_all(everything, self.settings.data)
 
     def _pack(self, records: Records) -> Pack | None:
-        whole = self._packs.get(records.root)
+        whole = self._packs.get((records.name, records.root))
         return None if whole is None else whole.aligned(records)
 
     def training(self, train: Records, sampler: MPerClass | CategoryPairs) -> Batches:
         data = self.settings.data
-        return training_batches(
+        batches = training_batches(
             train,
             sampler,
             self.random,
@@ -181,6 +221,8 @@ class Pictures:
             data.workers,
             "skip" if data.on_error == "skip" else "raise",
         )
+        batches.skipped = self.skipped  # one list for the whole run
+        return batches
 
     def embedded(self, model: Retriever, records: Records, autocast: torch.dtype | None) -> Embeddings:
         """The embeddings of `records`, centre crops."""
@@ -194,4 +236,5 @@ class Pictures:
             data.workers,
             "skip" if data.on_error == "skip" else "raise",
         )
+        batches.skipped = self.skipped
         return embedded(model, batches, autocast)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
@@ -46,15 +45,20 @@ class TrainState:
         optimizer: with its moments.
         scaler: of fp16 gradients; anything that is `Stateful`.
         average: moving average of the weights, or None.
+        kept: the network with the weights of the best epoch so far, or None.
         step: optimiser steps taken; also the sampler's position, from which epoch, batches and crops follow.
+        seconds: that training took so far, evaluations not counted.
         best: the epoch chosen so far.
+        parts: whatever else changes, by name: a loss with weights, the pictures that could not be read.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: Stateful | None = None
     average: nn.Module | None = None
+    kept: nn.Module | None = None
     step: int = 0
+    seconds: float = 0.0
     best: Best | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
 
@@ -64,6 +68,7 @@ class TrainState:
             "format": FORMAT,
             "version": VERSION,
             "step": self.step,
+            "seconds": self.seconds,
             "best": None if self.best is None else asdict(self.best),
             "stateful": {name: part.state_dict() for name, part in self._stateful().items()},
             "random": _random_state(),
@@ -77,8 +82,13 @@ class TrainState:
                 "continue with the settings it was started with"
             )
         for name, part in self._stateful().items():
-            part.load_state_dict(values["stateful"][name])
-        self.step = values["step"]
+            try:
+                part.load_state_dict(values["stateful"][name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise ValueError(
+                    f"the saved {name} does not fit this run ({error}); continue with the settings it was started with"
+                ) from error
+        self.step, self.seconds = values["step"], values["seconds"]
         self.best = None if values["best"] is None else Best(**values["best"])
         _set_random_state(values["random"])
 
@@ -88,6 +98,7 @@ class TrainState:
             "optimizer": self.optimizer,
             "scaler": self.scaler,
             "average": self.average,
+            "kept": self.kept,
             **self.parts,
         }
         return {name: part for name, part in found.items() if part is not None}
@@ -104,7 +115,7 @@ class TrainState:
             raise FileNotFoundError(f"there is no saved state at {path}; did the run finish an epoch?")
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
-        except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        except Exception as error:  # a damaged file can make the reader stumble anywhere
             raise ValueError(f"{path} could not be read as a saved state: {error}") from error
         if not isinstance(values, dict) or (values.get("format"), values.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"{path} is not a {FORMAT} of version {VERSION}")

@@ -1,0 +1,202 @@
+"""A run that was stopped and resumed is the run that was not: weights, log and summary, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from roadmap.engine import TrainState, fit, job, resume
+from roadmap.runs import Run
+from roadmap.settings import Settings
+
+from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, summary, tiny
+
+VIT = {"model__name": "test_vit.r160_in1k", "model__pooling": "auto", "model__drop_path": 0.5}
+# Two batches an epoch, four epochs.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "average": {"optim__ema": 0.9, "optim__schedule": "cosine", "optim__warmup": 1.0},
+    "stochastic depth": VIT,
+    "loss with weights": {"loss": {"name": "proxy_nca_pp"}, "optim__name": "sgd"},
+    "random miner": {"loss": {"name": "triplet_distance_weighted"}},
+    "decoded every time": {"data__pack": "no", "data__workers": 0, "select__by": "last", **VIT},
+    "bfloat16": {"hardware__precision": "bf16", "select__every": 3},
+}
+
+
+def stopped(settings: Settings, step: int) -> Path:
+    """The folder of a run that was killed at the beginning of a step."""
+    killed(step, lambda: fit(settings, quiet=True))
+    return Path(settings.run or "")
+
+
+def killed(step: int, call: Callable[[], Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, step)
+        with pytest.raises(Killed):
+            call()
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert_equal(lines(one), lines(other))
+    assert_equal(summary(one), summary(other))
+    assert_equal(best_weights(one), best_weights(other))
+    a, b = last(one), last(other)
+    a.pop("seconds"), b.pop("seconds")
+    assert_equal(a, b)
+    a, b = (Run.open(folder).settings().as_dict() for folder in (one, other))
+    a.pop("run"), b.pop("run")
+    assert_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_stopped_in_the_middle_of_an_epoch(kind: str, pictures: Path, tmp_path: Path) -> None:
+    whole = fit(tiny(pictures, tmp_path / "whole", **KINDS[kind]), quiet=True)
+    folder = stopped(tiny(pictures, tmp_path / "twice", **KINDS[kind]), step=6)
+    assert last(folder)["step"] == 4  # the second of four epochs was saved, the third was under way
+    torch.manual_seed(1234)  # another process would stand elsewhere
+    assert resume(folder, quiet=True) == folder
+    assert_same_run(whole, folder)
+
+
+def test_stopped_again_and_again(pictures: Path, tmp_path: Path) -> None:
+    whole = fit(tiny(pictures, tmp_path / "whole"), quiet=True)
+    folder = stopped(tiny(pictures, tmp_path / "often"), step=4)
+    for step in (5, 8):
+        killed(step, lambda: resume(folder, quiet=True))
+    resume(folder, quiet=True)
+    assert_same_run(whole, folder)
+
+
+def test_stopped_between_a_judgement_and_its_saving(pictures: Path, tmp_path: Path) -> None:
+    """The epoch is in the log and perhaps among the weights, but not in the state: it is done again."""
+    whole = fit(tiny(pictures, tmp_path / "whole"), quiet=True)
+    folder = tmp_path / "twice"
+    second_call_kills(job, "save_checkpoint", lambda: fit(tiny(pictures, folder), quiet=True))
+    second_call_kills(TrainState, "save", lambda: resume(folder, quiet=True))
+    resume(folder, quiet=True)
+    assert_same_run(whole, folder)
+
+
+def second_call_kills(owner: Any, name: str, call: Callable[[], Any]) -> None:
+    calls, real = [0], getattr(owner, name)
+
+    def once(*arguments: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise Killed
+        real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, once)
+        with pytest.raises(Killed):
+            call()
+
+
+def test_the_kept_weights_are_those_of_the_state_not_of_a_file(pictures: Path, tmp_path: Path) -> None:
+    """A best file that is gone, or was written just before a kill, must not become the result under a wrong name."""
+    settings = tiny(pictures, tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "roadmap.engine.job.Job.metrics", lambda job, model, records: {"mAP@R": 1.0 / (1 + job.state.step)}
+        )
+        folder = stopped(settings, step=6)
+        assert last(folder)["best"]["epoch"] == 1
+        (folder / "checkpoints" / "best.safetensors").unlink()
+        wanted = last(folder)["stateful"]["kept"]
+        resume(folder, quiet=True)
+    assert last(folder)["best"]["epoch"] == 1
+    assert_equal(best_weights(folder), dict(wanted))
+
+
+def test_a_finished_run_stays_as_it_is(pictures: Path, tmp_path: Path) -> None:
+    folder = fit(tiny(pictures, tmp_path / "run"), quiet=True)
+    before = {name: (folder / name).read_text() for name in ("metrics.jsonl", "summary.json", "config.yaml")}
+    weights = best_weights(folder)
+    resume(folder, quiet=True)
+    assert {name: (folder / name).read_text() for name in before} == before
+    assert_equal(best_weights(folder), weights)
+
+
+def test_seconds_add_up(pictures: Path, tmp_path: Path) -> None:
+    folder = stopped(tiny(pictures, tmp_path / "run"), step=6)
+    first = last(folder)["seconds"]
+    resume(folder, quiet=True)
+    assert json.loads((folder / "summary.json").read_text())["training seconds"] > first > 0
+
+
+def test_skipped_pictures_are_remembered(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
+    root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
+    (root / "test" / "c09" / "0.png").write_bytes(b"")  # met before the first epoch only, and at the end
+    (root / "train" / "c00" / "0.png").write_bytes(b"")
+    folder = stopped(tiny(root, tmp_path / "run", data__on_error="skip", data__batches=8, select__by="last"), step=12)
+    assert len(last(folder)["stateful"]["pictures"]["skipped"]) == 2
+    resume(folder, quiet=True)
+    assert summary(folder)["skipped pictures"] == 2
+
+
+def test_the_log_forgets_what_is_done_again(pictures: Path, tmp_path: Path) -> None:
+    settings = tiny(pictures, tmp_path / "run", checkpoint_minutes=0.0)
+    folder = stopped(settings, step=6)
+    assert max(line["step"] for line in lines(folder)) == 4  # step 5 was seen one step late, so not yet
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 5, "loss": 0.1}\n{"kind": "ste')  # what a kill may leave
+    resume(folder, quiet=True)
+    found = [line["step"] for line in lines(folder) if line["kind"] == "step"]
+    assert found == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_saved_state_is_not_written_more_often_than_asked(pictures: Path, tmp_path: Path) -> None:
+    folder = stopped(tiny(pictures, tmp_path / "run", checkpoint_minutes=60.0), step=8)
+    assert not Run(folder).last.exists()
+    with pytest.raises(FileNotFoundError, match=r"there is no saved state at .*last.pt"):
+        resume(folder, quiet=True)
+    finished = fit(tiny(pictures, tmp_path / "other", checkpoint_minutes=60.0), quiet=True)
+    assert last(finished)["step"] == 8  # the end is always saved
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is not a run: it has no config.yaml"):
+        resume(tmp_path)
+
+
+def test_a_process_that_was_killed(pictures: Path, tmp_path: Path) -> None:
+    """kill -9 at any moment of the fourth epoch: no handler runs, no file is closed."""
+    settings = tiny(pictures, tmp_path / "killed", optim__ema=0.9)
+    whole = fit(tiny(pictures, tmp_path / "whole", optim__ema=0.9), quiet=True)
+    program = """
+import importlib, json, sys, time
+module = importlib.import_module("roadmap.engine.fit")
+from roadmap.settings import Settings
+real = module.step
+def step(state, batch, parts):
+    if state.step == 7:
+        print("ready", flush=True)
+        time.sleep(600)
+    return real(state, batch, parts)
+module.step = step
+module.fit(Settings.from_dict(json.loads(sys.argv[1])), quiet=True)
+"""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, json.dumps(settings.as_dict())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    folder = resume(tmp_path / "killed", quiet=True)
+    assert_same_run(whole, folder)
