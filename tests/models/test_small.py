@@ -74,3 +74,10 @@ def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
 def test_other_widths_are_refused(widths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"four positive numbers of channels, got {widths}")):
         SmallCNN(widths)
+
+
+def test_shapes_are_seen_and_not_only_pixels() -> None:
+    """A mirrored glyph is another one: kernels of one pixel would give the same features in mirrored order."""
+    network, images = SmallCNN().eval(), torch.rand(2, 3, 32, 32)
+    mirrored = network(images.flip(3)).flip(3)
+    assert (mirrored - network(images)).abs().mean() > 0.05 * network(images).abs().mean()
