@@ -126,6 +126,10 @@ class Run:
         """A JSON file beside the others, whole or not at all. NaN becomes null."""
         self._write(name, json.dumps(_plain(values), indent=2) + "\n")
 
+    def remove(self, name: str) -> None:
+        """Takes away what is no longer true, if it is there."""
+        (self.folder / name).unlink(missing_ok=True)
+
     def summary(self) -> dict[str, Any]:
         """What `write_json("summary.json", ...)` wrote; empty while the run is not finished."""
         path = self.folder / "summary.json"

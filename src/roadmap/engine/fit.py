@@ -76,6 +76,7 @@ def _trained(job: Job) -> Path:
         job.display.close()
         job.run.close()
     best = job.state.best
+    job.run.remove("stopped.json")
     job.run.write_json(
         "summary.json",
         {

@@ -36,7 +36,7 @@ class Outcome:
 
     step: int
     numbers: Tensor  # loss, gradient norm
-    good_rows: Tensor  # (B,) whether the embedding of each picture is finite
+    lengths: Tensor  # (B,) of the embeddings; zero, infinite or NaN where a picture has none that can be compared
     indices: Tensor
 
 
@@ -44,6 +44,9 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     """Embed, compare, move the weights. Losses compute scores in float32 whatever the model's precision is."""
     set_rates(parts.optimizer, parts.schedule(state.step))
     embeddings = parts.model(batch.images)
+    lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
+    if lengths.device.type == "cpu" and not usable(lengths).all():  # where looking is free, losses would refuse them
+        return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
     loss = parts.loss(embeddings, batch.labels)
     parts.fabric.backward(loss)
     limit = math.inf if parts.clip is None else parts.clip
@@ -54,10 +57,13 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     if isinstance(state.average, WeightAverage):
         state.average.update(state.model, state.step)
     state.step += 1
-    with torch.no_grad():
-        numbers = torch.stack([loss.detach().float(), norm.float()])
-        good_rows = torch.isfinite(embeddings.detach()).all(1)
-    return Outcome(state.step, numbers, good_rows, batch.indices)
+    numbers = torch.stack([loss.detach().float(), norm.detach().float()])
+    return Outcome(state.step, numbers, lengths, batch.indices)
+
+
+def usable(lengths: Tensor) -> Tensor:
+    """(B,) whether vectors of these lengths have a direction."""
+    return torch.isfinite(lengths) & (lengths > 0)
 
 
 class NonFiniteError(FloatingPointError):
@@ -115,15 +121,16 @@ class Watch:
         return outcome.step, loss, norm
 
     def _failure(self, outcome: Outcome, loss: float, norm: float) -> NonFiniteError:
-        indices, good = outcome.indices.tolist(), outcome.good_rows.tolist()
-        suspects = [self.records.paths[i] for i, fine in zip(indices, good, strict=True) if not fine]
-        others = [self.records.paths[i] for i, fine in zip(indices, good, strict=True) if fine]
+        rows = zip(outcome.indices.tolist(), usable(outcome.lengths).tolist(), strict=True)
+        named = [(self.records.paths[index], good) for index, good in rows]
+        suspects, others = ([name for name, good in named if good is wanted] for wanted in (False, True))
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        bad = "zero or not finite"
         if suspects and others:
-            who = f"{len(suspects)} of {len(indices)} pictures have embeddings that are not finite: {_few(suspects)}"
+            who = f"{len(suspects)} of {len(named)} pictures have an embedding that is {bad}: {_few(suspects)}"
         else:
-            which = "all of its embeddings are not finite" if suspects else "all of its embeddings are finite"
-            who = f"{which}; its {len(indices)} pictures: {_few(suspects or others)}"
+            which = f"Every embedding of it is {bad}" if suspects else "All of its embeddings are finite"
+            who = f"{which}; its {len(named)} pictures: {_few(suspects or others)}"
         return NonFiniteError(
             f"step {outcome.step}: {what}; the run stops. {who}. "
             "Try a lower optim.lr, optim.clip=1, optim.warmup=1, or hardware.precision=32",
