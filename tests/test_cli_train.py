@@ -24,6 +24,7 @@ from roadmap.cli_train import job
 from roadmap.cli_train_help import EXAMPLES
 from roadmap.conf.catalogue import GROUPS, Catalogue
 from roadmap.conf.composition import composed
+from roadmap.conf.meaning import attributes
 from roadmap.conf.meaning import settings as all_settings
 from roadmap.conf.parsing import parsed
 from roadmap.conf.request import given_keys, understood
@@ -367,6 +368,12 @@ def test_recipes_of_ones_own(engine: Engine, tmp_path: Path) -> None:
             assert {"epochs", "loss.bins", "loss.name"} <= decided
     assert len(engine.fitted) == 3
     assert "--config-dir=" in str(engine.argv[-1])
+    (tmp_path / "mine/model").mkdir()
+    (tmp_path / "mine/model/wide.yaml").write_text("# Wide\nname: small_cnn\ndim: 512\n")
+    assert called("--config-dir=mine", "model=wide").exit_code == 0  # no optimiser of that name is needed
+    settings, decided = engine.fitted[-1]
+    assert (settings.model.dim, settings.optim) == (512, Settings().optim)
+    assert decided == {"model.name", "model.dim"}
 
 
 @pytest.fixture(scope="module")
@@ -383,6 +390,24 @@ def test_every_setting_is_explained(key: str, help_text: str) -> None:
     assert len(setting.meaning) > 8, f"{key} has no description in its dataclass's Attributes"
     words = re.escape(setting.meaning.replace("None", "null")).replace("\\ ", r"\s+")
     assert re.search(rf"^  {re.escape(key)}=\S+\s+{words}$", help_text, re.MULTILINE)
+
+
+def test_descriptions_are_read_whole() -> None:
+    class Described:
+        """A thing.
+
+        Attributes:
+            one: begins here: and goes on
+                in the next line.
+            two: short.
+
+        Args:
+            three: is something else.
+        """
+
+    assert attributes(Described) == {"one": "begins here: and goes on in the next line.", "two": "short."}
+    assert attributes(type("Bare", (), {})) == {}
+    assert all_settings()["select.by"].meaning.endswith("which flatters the result.")
 
 
 def test_all_fields_are_settings() -> None:
