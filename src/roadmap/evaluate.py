@@ -26,6 +26,21 @@ def recall_ks(dataset: str) -> tuple[int, ...]:
     return KS.get(dataset, KS["cub"])
 
 
+# What is measured too, but is no merit: epochs are not chosen by it.
+NO_MERIT = ("AP loss", "queries", "queries_without_positives")
+
+
+def merits(records: Records, ks: Sequence[int] | None = None) -> tuple[str, ...]:
+    """The names of what `dataset_evaluation` will measure and of which more is better; nothing is embedded for it."""
+    two = Embeddings(torch.eye(2), torch.zeros(2, dtype=torch.int64))
+    if records.ground_truth:
+        none, first = torch.zeros(0, dtype=torch.int64).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
+        names = list(revisited_evaluation(two, two, GroundTruth((first,) * 2, (none,) * 2, (none,) * 2)))
+    else:
+        names = list(retrieval_evaluation(two, None, recall_ks(records.name) if ks is None else ks, progress=False))
+    return tuple(name for name in names if not name.endswith(NO_MERIT))
+
+
 def dataset_evaluation(
     records: Records, embed: Callable[[Records], Embeddings], ks: Sequence[int] | None = None
 ) -> dict[str, float]:

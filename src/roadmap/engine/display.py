@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,9 @@ class Display:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = Console(
+            quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )  # names as they are
         self.bar: tqdm[Any] | None = None
         self._seen, self._since, self._batch = 0, time.monotonic(), 0
         self._loss, self._judged = math.nan, ""
@@ -130,10 +133,10 @@ class Display:
             self.console.print(table)
         if skipped:
             self.console.print(f"{skipped} pictures could not be decoded and were left out")
-        root = "" if settings.data.root is None else f" --root {settings.data.root}"
+        root = "" if settings.data.root is None else f" --root {quote(settings.data.root)}"
         self.console.print(f"the model  {run.best}")
         self.console.print(
-            f"next       roadmap embed {run.folder} --data {settings.data.name}{root} --out embeddings.npz"
+            f"next       roadmap embed {quote(str(run.folder))} --data {settings.data.name}{root} --out embeddings.npz"
         )
 
 

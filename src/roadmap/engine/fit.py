@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from roadmap.engine.choices import chosen
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.pictures import records_of, sampler_of, splits_of
+from roadmap.engine.pictures import check_metric, judging, records_of, sampler_of, splits_of
 from roadmap.engine.state import Best
 from roadmap.engine.step import NonFiniteError, Watch, step
 from roadmap.models import retriever
@@ -40,6 +41,8 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
     settings, records, reasons = chosen(settings, records, given)
     fabric = engine_of(settings.hardware)
     splits = splits_of(records, settings.data, settings.select)
+    check_metric(settings.select, splits)
+    sampler_of(splits.train, settings.data, settings.seed)  # batches that cannot be made leave no folder behind
     torch.manual_seed(settings.seed)
     model = retriever(settings.model, settings.data.image)
     run = Run.create(settings)
@@ -99,7 +102,8 @@ def _before(job: Job) -> dict[str, dict[str, float]]:
     """The test metrics of the untrained model; a resumed run finds them in its log."""
     logged = [line for line in job.run.history() if line["kind"] == "before"]
     if logged:
-        return dict(logged[0]["metrics"])
+        tests = logged[0]["metrics"].items()
+        return {name: {k: math.nan if v is None else v for k, v in values.items()} for name, values in tests}
     before = job.tested(job.current)
     job.run.log("before", 0, {"metrics": before})
     job.display.before(before)
@@ -137,7 +141,8 @@ def _note(job: Job, done: tuple[int, float, float] | None, batches: int) -> None
         return
     number, loss, norm = done
     job.display.step(loss)
-    if number % max(1, batches // LOGGED) == 0 or number % batches == 0:
+    within = 1 + (number - 1) % batches
+    if within % -(-batches // LOGGED) == 0 or within == batches:
         rate = job.parts.schedule(number - 1) * job.settings.optim.lr
         values = {
             "epoch": -(-number // batches),
@@ -161,15 +166,16 @@ def _judge(job: Job, epoch: int) -> None:
     if epoch % select.every and not last:
         job.display.epoch(epoch, None, {})
         return
-    records = job.splits.val if select.by == "held_out" else job.splits.tests[0]
-    assert records is not None
+    records, split = judging(select, job.splits)
     values = job.metrics(job.current, records)
-    if select.metric not in values:
-        raise ValueError(f"select.metric={select.metric!r} is not measured here; there are {', '.join(values)}")
-    split = "validation" if select.by == "held_out" else "test"
     job.run.log("evaluation", job.state.step, {"epoch": epoch, "split": split, **values})
-    better = job.state.best is None or values[select.metric] > job.state.best.value
+    better = job.state.best is None or _more(values[select.metric], job.state.best.value)
     if better:
         job.state.best = Best(epoch, values[select.metric], values)
         job.kept.load_state_dict(job.current.state_dict())
     job.display.epoch(epoch, split, values, better)
+
+
+def _more(value: float, than: float) -> bool:
+    """Any number is more than none: metrics are NaN where no query has a positive."""
+    return value > than or (math.isnan(than) and not math.isnan(value))

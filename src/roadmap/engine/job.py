@@ -90,7 +90,7 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
     loss = _loss(settings, splits.train, model).to(fabric.device)
     optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
-    pictures = Pictures(settings, model, fabric.device)
+    pictures = Pictures(settings, model, fabric.device, display.quiet)
     others: dict[str, Stateful] = {"pictures": pictures} | ({"loss": loss} if loss.state_dict() else {})
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import math
 import shutil
@@ -30,6 +31,7 @@ from roadmap.data import (
     training_batches,
 )
 from roadmap.embed import Embeddings, embedded
+from roadmap.evaluate import merits
 from roadmap.models import Retriever
 from roadmap.settings import DataSettings, SelectSettings, Settings
 
@@ -134,6 +136,25 @@ def _tested(records: Records) -> Records:
     return _as_test(records) if records.splits is None else records
 
 
+def judging(select: SelectSettings, splits: Splits) -> tuple[Records, str]:
+    """The pictures that an epoch is judged by, and what they are called; where epochs are judged at all."""
+    if select.by == "test":
+        return splits.tests[0], "test"
+    assert splits.val is not None
+    return splits.val, "validation"
+
+
+def check_metric(select: SelectSettings, splits: Splits) -> None:
+    """Said before an epoch is trained, not after."""
+    if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0])):
+        return
+    near = difflib.get_close_matches(select.metric, known, 1)
+    raise ValueError(
+        f"select.metric={select.metric!r} is not measured here{f', did you mean {near[0]!r}?' if near else '.'} "
+        f"There are {', '.join(known)}"
+    )
+
+
 def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | CategoryPairs:
     """Which pictures meet in a batch."""
     if data.sampler == "category_pairs":
@@ -149,7 +170,7 @@ def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | Cat
     return MPerClass(train.labels, data.batch_size, data.per_class, data.batches, seed)
 
 
-def pack_of_all(records: Records, data: DataSettings) -> Pack | None:
+def pack_of_all(records: Records, data: DataSettings, progress: bool = True) -> Pack | None:
     """The pack of a dataset, made now if the settings say so; None: files are decoded again every epoch."""
     found = fresh_pack(records, data.side)
     drawn = found is not None and found.folder == records.root  # has no files to decode instead
@@ -168,7 +189,7 @@ def pack_of_all(records: Records, data: DataSettings) -> Pack | None:
                 size / 1e9,
             )
             return None
-    return pack(records, data.side, on_error="skip" if data.on_error == "skip" else "raise")
+    return pack(records, data.side, on_error="skip" if data.on_error == "skip" else "raise", progress=progress)
 
 
 class Pictures:
@@ -178,13 +199,14 @@ class Pictures:
         settings: of the run.
         model: whose mean and standard deviation normalise the pictures.
         device: where they are delivered.
+        quiet: show no bars.
 
     Attributes:
         skipped: path -> reason, of pictures that could not be decoded, in training and evaluation.
     """
 
-    def __init__(self, settings: Settings, model: Retriever, device: torch.device) -> None:
-        self.settings, self.device = settings, device
+    def __init__(self, settings: Settings, model: Retriever, device: torch.device, quiet: bool = False) -> None:
+        self.settings, self.device, self.quiet = settings, device, quiet
         data = settings.data
         low, high = data.scale
         narrow, wide = data.ratio
@@ -203,7 +225,7 @@ class Pictures:
     def packed(self, everything: Records) -> None:
         """Opens the pack of a dataset, or makes it, before its splits are asked for."""
         if (everything.name, everything.root) not in self._packs:
-            self._packs[everything.name, everything.root] = pack_of_all(everything, self.settings.data)
+            self._packs[everything.name, everything.root] = pack_of_all(everything, self.settings.data, not self.quiet)
 
     def _pack(self, records: Records) -> Pack | None:
         whole = self._packs.get((records.name, records.root))
@@ -237,4 +259,4 @@ class Pictures:
             "skip" if data.on_error == "skip" else "raise",
         )
         batches.skipped = self.skipped
-        return embedded(model, batches, autocast)
+        return embedded(model, batches, autocast, progress=False if self.quiet else None)
