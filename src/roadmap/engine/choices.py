@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from roadmap.data import UNLABELLED, Records
+from roadmap.data import Records
 from roadmap.data.randomness import permutation
+from roadmap.data.records import Ints
 from roadmap.engine.hardware import device_of
+from roadmap.engine.pictures import held_out_classes
 from roadmap.models import WeightsError
+from roadmap.models.backbones import SMALL as SMALL_CNN
 from roadmap.models.hub import hub_file
 from roadmap.settings import Settings
 
 OWN = ("folder", "table")
 MANY_CLASSES = 20  # from which whole classes can be spared for the test
 TEST_SHARE = 0.2
+FEWEST_TO_SHARE = 4  # pictures of a class of which some are tested on and some trained
 LOOKED_AT = 64  # pictures whose size is looked at
 SMALL, MIDDLE = 48, 112  # median shorter side up to which pictures count as such
 PICTURES_SEEN = 200_000  # by a pretrained network over all epochs; from scratch five times as many
@@ -37,12 +41,14 @@ def chosen(settings: Settings, records: Records, given: frozenset[str] | None) -
         reasons.append(reason)
     if given is None:
         return settings, records, reasons
+    if "train" not in records.split_names():
+        return settings, records, reasons  # refused, with reasons, where the splits are made
     settings = copy.deepcopy(settings)
     choice = _Choice(settings, given, reasons)
-    train = records.split("train") if "train" in records.split_names() else records
+    sizes = _class_sizes(records)
     _choose_size_and_model(choice, records)
-    _choose_batches(choice, train)
-    _choose_selection(choice, records)
+    _choose_selection(choice, records, len(sizes))
+    _choose_batches(choice, records, sizes)
     return settings, records, reasons
 
 
@@ -67,38 +73,52 @@ class _Choice:
 
 
 def _with_test(records: Records) -> tuple[Records, str]:
-    labelled = records.labels[records.labels != UNLABELLED]
-    classes = len(np.unique(labelled))
-    if classes < 2:
+    labels, sizes = np.unique(records.labels, return_counts=True)
+    if len(labels) < 2:
         raise ValueError(
-            f"{records.root} holds {classes} class; retrieval needs at least 2, each in a folder (or label) of its own"
+            f"{records.root} holds {len(labels)} class; retrieval needs at least 2, "
+            "each in a folder (or label) of its own"
         )
-    if classes >= MANY_CLASSES:
-        split = records.split_by_class(TEST_SHARE)
-        held = len(np.unique(split.split("test").labels))
-        return split, f"test set: {held} of {classes} classes, held out whole, so that it shows how new classes fare"
     splits = np.full(len(records), "train", dtype="<U5")
-    for label in np.unique(labelled):
+    if (classes := int((sizes > 1).sum())) >= MANY_CLASSES:  # one picture alone neither trains nor tests
+        among = ~np.isin(records.labels, records.singletons())
+        divided = records.select(among).split_by_class(TEST_SHARE)
+        splits[among] = divided.splits
+        held = len(np.unique(divided.split("test").labels))
+        reason = f"test set: {held} of {classes} classes, held out whole, so that it shows how new classes fare"
+        return dataclasses.replace(records, splits=splits), reason
+    for label in labels[sizes >= FEWEST_TO_SHARE]:
         members = np.flatnonzero(records.labels == label)
         shuffled = members[permutation(len(members), 0, int(label))]
-        splits[shuffled[: max(2, round(TEST_SHARE * len(members)))] if len(members) >= 4 else []] = "test"
+        splits[shuffled[: max(2, round(TEST_SHARE * len(members)))]] = "test"
     if not (splits == "test").any():
         raise ValueError(
-            f"{records.root}: every one of its {classes} classes has fewer than 4 pictures, too few to test on; "
-            "add pictures, or lay them out below train/ and test/"
+            f"{records.root}: every one of its {len(labels)} classes has fewer than {FEWEST_TO_SHARE} pictures, "
+            "too few to test on; add pictures, or lay them out below train/ and test/"
         )
     return (
         dataclasses.replace(records, splits=splits),
-        f"test set: a fifth of the pictures of each of the {classes} classes (with {MANY_CLASSES} classes or more, "
-        "whole classes would be held out)",
+        f"test set: a fifth of the pictures of each of the {classes} classes, at least 2 (with {MANY_CLASSES} classes "
+        "or more, whole classes would be held out)",
     )
+
+
+def _class_sizes(records: Records) -> Ints:
+    """Pictures in each training class that has two or more; the others are left out of training."""
+    _, sizes = np.unique(records.split("train").labels, return_counts=True)
+    if not (sizes > 1).any():
+        raise ValueError(
+            f"{records.name}: no training class has two or more pictures; "
+            "a picture is compared with others of its class"
+        )
+    return np.asarray(sizes[sizes > 1], dtype=np.int64)
 
 
 def _choose_size_and_model(choice: _Choice, records: Records) -> None:
     side = _median_side(records)
     gpu = device_of(choice.settings.hardware.device).type == "cuda"
     small = {
-        "model__name": "small_cnn",
+        "model__name": SMALL_CNN,
         "model__weights": "random",
         "optim__lr": 1e-3,
         "optim__schedule": "cosine",
@@ -111,27 +131,30 @@ def _choose_size_and_model(choice: _Choice, records: Records) -> None:
         _choose_epochs(choice, records, 5 * PICTURES_SEEN)
         return
     name = "vit_small_patch14_dinov2" if gpu else "efficientnet_lite0"
-    if {"model.name", "model.weights"} & choice.given or _downloaded(name):
-        why = "pretrained, fast to fine-tune on a GPU" if gpu else "pretrained and light, for a CPU"
-        size = 224 if gpu else 160
-        choice.set(why, model__name=name, model__weights="hub", model__pooling="auto")
-        choice.set("for fine-tuning", data__image=size, data__resize=size * 8 // 7, optim__lr=1e-5 if gpu else 1e-4)
-        _choose_epochs(choice, records, PICTURES_SEEN)
+    scratch = _reason_for_scratch(choice, name)
+    if scratch is not None:
+        choice.set(scratch, data__image=96, data__resize=96, data__side=128, data__scale=[0.3, 1.0], **small)
+        _choose_epochs(choice, records, 5 * PICTURES_SEEN)
         return
-    why = (
-        f"the weights of {name} cannot be downloaded here, so a small network learns from scratch, much weaker; "
-        "bring weights with model.name=NAME model.weights=FILE"
-    )
-    choice.set(why, data__image=96, data__resize=96, data__side=128, data__scale=[0.3, 1.0], **small)
-    _choose_epochs(choice, records, 5 * PICTURES_SEEN)
+    why = "pretrained, fast to fine-tune on a GPU" if gpu else "pretrained and light, for a CPU"
+    size = 224 if gpu else 160
+    choice.set(why, model__name=name, model__weights="hub", model__pooling="auto")
+    choice.set("for fine-tuning", data__image=size, data__resize=size * 8 // 7, optim__lr=1e-5 if gpu else 1e-4)
+    _choose_epochs(choice, records, PICTURES_SEEN)
 
 
-def _downloaded(name: str) -> bool:
+def _reason_for_scratch(choice: _Choice, name: str) -> str | None:
+    """Why nothing pretrained is taken; None where it is: the one called `name`, or what a person gave."""
+    model, given = choice.settings.model, choice.given
+    if ("model.weights" in given and model.weights == "random") or ("model.name" in given and model.name == SMALL_CNN):
+        return "a network that starts at random learns from scratch"
+    if {"model.name", "model.weights"} & given:
+        return None
     try:
         hub_file(name)
-    except WeightsError:
-        return False
-    return True
+    except WeightsError as error:
+        return f"a small network learns from scratch, much weaker than a pretrained one: {error}"
+    return None
 
 
 def _choose_epochs(choice: _Choice, records: Records, seen: int) -> None:
@@ -140,27 +163,21 @@ def _choose_epochs(choice: _Choice, records: Records, seen: int) -> None:
     choice.set(f"{train:,} training pictures", epochs=epochs)
 
 
-def _choose_batches(choice: _Choice, train: Records) -> None:
-    _, sizes = np.unique(train.labels[train.labels != UNLABELLED], return_counts=True)
-    sizes = sizes[sizes > 1]
-    if not len(sizes):
-        raise ValueError(
-            f"{train.name}: no training class has two or more pictures; a picture is compared with others of its class"
-        )
-    per_class = 4 if np.median(sizes) >= 4 else 2
-    held = max(2, round(choice.settings.select.fraction * len(sizes))) if len(sizes) >= MANY_CLASSES else 0
-    spare = len(sizes) - held
-    batch = per_class * min(128 // per_class, spare)
-    why = f"{len(sizes)} training classes of {int(np.median(sizes))} pictures (median)"
-    choice.set(why, data__per_class=per_class, data__batch_size=batch)
-    if len(train) // batch < 10:
-        choice.set("so that an epoch is more than a few steps", data__batches=10)
-
-
-def _choose_selection(choice: _Choice, records: Records) -> None:
-    classes = len(np.unique(records.split("train").labels))
+def _choose_selection(choice: _Choice, records: Records, classes: int) -> None:
     if classes < MANY_CLASSES and "val" not in records.split_names():
         choice.set(f"{classes} training classes are too few to hold some out for choosing the epoch", select__by="last")
+
+
+def _choose_batches(choice: _Choice, records: Records, sizes: Ints) -> None:
+    data, select = choice.settings.data, choice.settings.select
+    holds_out = select.by == "held_out" and "val" not in records.split_names()
+    spare = len(sizes) - (held_out_classes(len(sizes), select.fraction) if holds_out else 0)
+    per_class = data.per_class if "data.per_class" in choice.given else 4 if np.median(sizes) >= 4 else 2
+    batch = per_class * max(1, min(max(2, 128 // per_class), spare))
+    why = f"{len(sizes)} training classes of {int(np.median(sizes))} pictures (median)"
+    choice.set(why, data__per_class=per_class, data__batch_size=batch)
+    if int(sizes.sum()) // data.batch_size < 10:
+        choice.set("so that an epoch is more than a few steps", data__batches=10)
 
 
 def _median_side(records: Records) -> int:

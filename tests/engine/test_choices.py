@@ -1,0 +1,349 @@
+"""Pictures of one's own: what is chosen by their number and size, what a person gave stays, and all of it is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from roadmap.data import Records, dataset
+from roadmap.engine import fit
+from roadmap.engine.choices import chosen
+from roadmap.engine.pictures import sampler_of, splits_of
+from roadmap.models import WeightsError
+from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, SelectSettings, Settings
+
+from .worlds import summary, write_classes
+
+EVERYTHING_FREE = frozenset[str]()
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A hub that answers; which weights were asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr("roadmap.engine.choices.hub_file", asked.append)
+    return asked
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(name: str) -> Path:
+        raise WeightsError(f"the weights of {name} could not be fetched (nobody answers)")
+
+    monkeypatch.setattr("roadmap.engine.choices.hub_file", unreachable)
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A folder with one picture of a size, which all pictures of a dataset can point to."""
+    root = tmp_path_factory.mktemp("sized")
+
+    def folder(side: int) -> Path:
+        (root / str(side)).mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((side, side + 7, 3), np.uint8)).save(root / str(side) / "x.png")
+        return root / str(side)
+
+    return folder
+
+
+def records(folder: Path, sizes: list[int]) -> Records:
+    """So many pictures of each class, all of them the same file: only its size is looked at."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    names = tuple(f"class {i}" for i in range(len(sizes)))
+    return Records("mine", folder, ("x.png",) * len(labels), labels, names)
+
+
+def settings(**changed: Any) -> Settings:
+    made = Settings(
+        data=DataSettings(name="folder", root="x"), select=SelectSettings(), hardware=HardwareSettings(device="cpu")
+    )
+    for name, value in changed.items():
+        part, _, field = name.rpartition("__")
+        setattr(getattr(made, part) if part else made, field, value)
+    return made
+
+
+def trains(found: Settings, divided: Records) -> None:
+    """What was chosen fits together: splits and batches can be made of it."""
+    splits = splits_of(divided, found.data, found.select)
+    sampler_of(splits.train, found.data, 0).epoch_batches(0)
+
+
+def test_datasets_with_recipes_are_left_alone(sized: Callable[[int], Path]) -> None:
+    given = settings(data__name="cub")
+    whole = records(sized(300), [5] * 30)
+    assert chosen(given, whole, EVERYTHING_FREE) == (given, whole, [])
+
+
+def test_many_classes(sized: Callable[[int], Path], hub: list[str]) -> None:
+    whole = records(sized(300), [12] * 100)
+    given = settings()
+    found, divided, reasons = chosen(given, whole, EVERYTHING_FREE)
+    train, test = (set(divided.split(name).labels.tolist()) for name in ("train", "test"))
+    assert (len(train), len(test)) == (80, 20)
+    assert not train & test
+    assert hub == ["efficientnet_lite0"]
+    assert (found.model.name, found.model.weights) == ("efficientnet_lite0", "hub")
+    assert (found.data.image, found.data.resize, found.optim.lr) == (160, 182, 1e-4)
+    assert (found.data.batch_size, found.data.per_class, found.data.batches) == (128, 4, 10)
+    assert found.select.by == "held_out"
+    assert found.epochs == 60  # 200,000 / 960 is more than enough
+    assert reasons == [
+        "test set: 20 of 100 classes, held out whole, so that it shows how new classes fare",
+        "model.name=efficientnet_lite0 model.weights=hub model.pooling=auto: pretrained and light, for a CPU",
+        "data.image=160 data.resize=182 optim.lr=0.0001: for fine-tuning",
+        "epochs=60: 960 training pictures",
+        "data.per_class=4 data.batch_size=128: 80 training classes of 12 pictures (median)",
+        "data.batches=10: so that an epoch is more than a few steps",
+    ]
+    assert given == settings()  # what came is not changed
+    trains(found, divided)
+
+
+def test_many_pictures_need_fewer_epochs(sized: Callable[[int], Path]) -> None:
+    found, divided, _ = chosen(settings(), records(sized(300), [500] * 100), EVERYTHING_FREE)
+    assert found.epochs == 5  # 200,000 / 40,000
+    assert found.data.batches is None
+    trains(found, divided)
+
+
+def test_a_gpu_takes_a_vision_transformer(
+    sized: Callable[[int], Path], hub: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found, _, _ = chosen(settings(hardware__device="auto"), records(sized(300), [12] * 30), EVERYTHING_FREE)
+    assert hub == [found.model.name] == ["vit_small_patch14_dinov2"]
+    assert (found.data.image, found.data.resize, found.optim.lr) == (224, 256, 1e-5)
+
+
+def test_few_classes_give_pictures_to_the_test(sized: Callable[[int], Path]) -> None:
+    whole = records(sized(300), [20, 20, 20, 10, 5, 4, 3])
+    found, divided, reasons = chosen(settings(), whole, EVERYTHING_FREE)
+    test = [int((divided.split("test").labels == label).sum()) for label in range(7)]
+    assert test == [4, 4, 4, 2, 2, 2, 0]
+    assert len(divided.split("train")) == 82 - 18
+    assert found.select.by == "last"
+    assert reasons[0].startswith("test set: a fifth of the pictures of each of the 7 classes, at least 2 (")
+    assert "select.by=last: 7 training classes are too few to hold some out for choosing the epoch" in reasons
+    assert (found.data.batch_size, found.data.per_class) == (28, 4)
+    trains(found, divided)
+
+
+def test_few_pictures_a_class(sized: Callable[[int], Path]) -> None:
+    found, divided, _ = chosen(settings(), records(sized(300), [2] * 40), EVERYTHING_FREE)
+    assert found.data.per_class == 2
+    assert found.data.batch_size == 2 * 29  # 32 training classes less 3 held out
+    trains(found, divided)
+
+
+def test_classes_with_one_picture_are_not_counted_on(sized: Callable[[int], Path]) -> None:
+    """19 classes that can train are too few to hold some out, though there are 49 folders."""
+    found, divided, _ = chosen(settings(), records(sized(300), [8] * 19 + [1] * 30), EVERYTHING_FREE)
+    assert found.select.by == "last"
+    trains(found, divided)
+    found, divided, reasons = chosen(settings(), records(sized(300), [8] * 40 + [1] * 60), EVERYTHING_FREE)
+    assert reasons[0].startswith("test set: 8 of 40 classes")
+    assert not len(divided.split("test").singletons())
+    trains(found, divided)
+
+
+FEW, MANY = (2, 3, 4, 5, 6, 19), (20, 21, 24, 26, 30, 50, 200)
+SHAPES = [(c, p) for c in FEW for p in (4, 5, 30)] + [(c, p) for c in MANY for p in (2, 3, 4, 30)]
+
+
+@pytest.mark.parametrize(("classes", "pictures"), SHAPES)
+def test_whatever_is_chosen_fits_together(classes: int, pictures: int, sized: Callable[[int], Path]) -> None:
+    found, divided, _ = chosen(settings(), records(sized(40), [pictures] * classes), EVERYTHING_FREE)
+    trains(found, divided)
+
+
+def test_too_few_to_test_on(sized: Callable[[int], Path]) -> None:
+    with pytest.raises(
+        ValueError, match="every one of its 5 classes has fewer than 4 pictures, too few to test on; add"
+    ):
+        chosen(settings(), records(sized(300), [3] * 5), EVERYTHING_FREE)
+
+
+def test_one_class(sized: Callable[[int], Path]) -> None:
+    with pytest.raises(ValueError, match="holds 1 class; retrieval needs at least 2, each in a folder"):
+        chosen(settings(), records(sized(300), [30]), EVERYTHING_FREE)
+
+
+def test_no_class_with_two_pictures(sized: Callable[[int], Path]) -> None:
+    with pytest.raises(ValueError, match="every one of its 50 classes has fewer than 4 pictures, too few to test on"):
+        chosen(settings(), records(sized(300), [1] * 50), EVERYTHING_FREE)
+    alone = records(sized(300), [1] * 50)
+    alone = dataclasses.replace(alone, splits=np.full(50, "train"))
+    with pytest.raises(
+        ValueError, match="mine: no training class has two or more pictures; a picture is compared with"
+    ):
+        chosen(settings(), alone, EVERYTHING_FREE)
+
+
+@pytest.mark.parametrize(("side", "image"), [(24, 32), (48, 32), (49, 64), (112, 64)])
+def test_small_pictures_take_the_small_network(
+    side: int, image: int, sized: Callable[[int], Path], hub: list[str]
+) -> None:
+    found, divided, reasons = chosen(settings(), records(sized(side), [12] * 30), EVERYTHING_FREE)
+    assert (found.model.name, found.model.weights) == ("small_cnn", "random")
+    assert (found.data.image, found.data.resize, found.data.side) == (image, image, image)
+    assert hub == []
+    assert any(f"half of the pictures have a shorter side of {side} pixels or less" in reason for reason in reasons)
+    trains(found, divided)
+
+
+def test_without_a_hub_a_small_network_learns_and_it_says_why(sized: Callable[[int], Path], no_hub: None) -> None:
+    found, divided, reasons = chosen(settings(), records(sized(300), [12] * 30), EVERYTHING_FREE)
+    assert (found.model.name, found.model.weights, found.data.image) == ("small_cnn", "random", 96)
+    (why,) = (reason for reason in reasons if "model.name" in reason)
+    assert "a small network learns from scratch, much weaker than a pretrained one: " in why
+    assert "the weights of efficientnet_lite0 could not be fetched (nobody answers)" in why
+    trains(found, divided)
+
+
+def test_what_was_given_stays(sized: Callable[[int], Path], hub: list[str]) -> None:
+    given = {
+        "model__name": "resnet18",
+        "model__weights": "mine.pth",
+        "data__image": 128,
+        "epochs": 7,
+        "optim__lr": 0.5,
+        "data__batch_size": 12,
+        "data__per_class": 3,
+        "data__batches": 2,
+        "select__by": "last",
+    }
+    names = frozenset(name.replace("__", ".") for name in given)
+    found, _, reasons = chosen(settings(**given), records(sized(300), [12] * 30), names)
+    for name, value in given.items():
+        part, _, field = name.rpartition("__")
+        assert getattr(getattr(found, part) if part else found, field) == value, name
+    assert not any(f"{name}=" in reason for name in names for reason in reasons)
+    assert hub == []  # the weights are there, nothing is downloaded
+
+
+def test_a_model_by_name_alone_gets_its_published_weights(sized: Callable[[int], Path], no_hub: None) -> None:
+    """If they cannot be had, that is an error of its own, not a reason to take another model."""
+    found, _, _ = chosen(settings(model__name="resnet18"), records(sized(300), [12] * 30), frozenset({"model.name"}))
+    assert (found.model.name, found.model.weights, found.data.image) == ("resnet18", "hub", 160)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model__name": "small_cnn"},
+        {"model__weights": "random"},
+        {"model__name": "resnet18", "model__weights": "random"},
+    ],
+)
+def test_what_starts_at_random_is_trained_from_scratch(
+    given: dict[str, str], sized: Callable[[int], Path], hub: list[str]
+) -> None:
+    names = frozenset(name.replace("__", ".") for name in given)
+    found, divided, reasons = chosen(settings(**given), records(sized(300), [12] * 30), names)
+    assert found.model == ModelSettings(name=given.get("model__name", "small_cnn"), weights="random")
+    assert (found.data.image, found.optim.lr, found.optim.schedule) == (96, 1e-3, "cosine")
+    assert hub == []
+    assert any("learns from scratch" in reason for reason in reasons)
+    trains(found, divided)
+
+
+@pytest.mark.parametrize("classes", [6, 30])
+@pytest.mark.parametrize("per_class", [3, 5, 8])
+def test_a_given_number_of_pictures_per_class_decides_the_batch(
+    classes: int, per_class: int, sized: Callable[[int], Path]
+) -> None:
+    found, divided, _ = chosen(
+        settings(data__per_class=per_class), records(sized(40), [12] * classes), frozenset({"data.per_class"})
+    )
+    assert found.data.per_class == per_class
+    assert found.data.batch_size <= 128
+    assert found.data.batch_size % per_class == 0
+    trains(found, divided)
+
+
+@pytest.mark.parametrize("classes", [4, 6, 12])
+def test_holding_out_on_demand_leaves_batches_to_make(classes: int, sized: Callable[[int], Path]) -> None:
+    found, divided, _ = chosen(
+        settings(select__by="held_out"), records(sized(40), [12] * classes), frozenset({"select.by"})
+    )
+    assert found.select.by == "held_out"
+    trains(found, divided)
+
+
+def test_splits_of_its_own_are_kept(tmp_path: Path) -> None:
+    for name, classes in (("train", range(4)), ("val", range(4, 6)), ("test", range(6, 8))):
+        write_classes(tmp_path / "own" / name, classes)
+    whole = dataset("folder", tmp_path / "own")
+    found, divided, reasons = chosen(settings(), whole, EVERYTHING_FREE)
+    assert divided is whole
+    assert not any("test set" in reason for reason in reasons)
+    assert found.select.by == "held_out"  # there is a split to choose on
+    assert found.data.batch_size == 16
+    trains(found, divided)
+
+
+def test_only_a_test_set(tmp_path: Path) -> None:
+    write_classes(tmp_path / "own" / "test", range(4))
+    with pytest.raises(ValueError, match=r"own has no training pictures: its splits are \['test'\]"):
+        fit(settings(data__root=str(tmp_path / "own")), EVERYTHING_FREE)
+
+
+def test_all_given_still_needs_a_test_set(sized: Callable[[int], Path]) -> None:
+    given = settings()
+    found, divided, reasons = chosen(given, records(sized(300), [12] * 30), None)
+    assert found == given
+    assert divided.split_names() == ("train", "test")
+    assert len(reasons) == 1
+
+
+def test_the_draw_is_always_the_same(sized: Callable[[int], Path]) -> None:
+    for sizes in ([12] * 30, [12] * 5):
+        one, other = (chosen(settings(), records(sized(40), sizes), None)[1].splits for _ in range(2))
+        assert (one == other).all()
+
+
+def test_nothing_can_be_opened(tmp_path: Path) -> None:
+    write_classes(tmp_path / "own", range(5))
+    for path in (tmp_path / "own").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(
+        ValueError, match="none of 30 pictures below .* could be opened; run: roadmap data check folder"
+    ):
+        chosen(settings(), dataset("folder", tmp_path / "own"), EVERYTHING_FREE)
+
+
+@pytest.mark.parametrize(("classes", "each"), [(6, 8), (24, 5)])
+def test_a_folder_just_works(
+    classes: int,
+    each: int,
+    tmp_path: Path,
+    no_hub: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From a folder to a model with nothing but its name; two epochs are enough to see it run."""
+    monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
+    write_classes(tmp_path / "own", range(classes), each)
+    asked = Settings(
+        data=DataSettings(name="folder", root=str(tmp_path / "own")),
+        hardware=HardwareSettings(device="cpu", threads=1),
+        out=str(tmp_path / "runs"),
+        epochs=1,
+    )
+    folder = fit(asked, given=frozenset({"epochs"}))
+    assert folder.parent == tmp_path / "runs"
+    assert folder.name.endswith("_folder_small_cnn_roadmap_seed0")
+    found = summary(folder)
+    assert found["steps"] == 10
+    assert found["after"]["own"]["queries"] == (6 * 2 if classes == 6 else 4 * 5)
+    assert found["chosen by"] == ("last" if classes == 6 else "held_out")
+    said = capsys.readouterr().out
+    assert "  - test set: " in said
+    assert "  - data.image=32 data.resize=32 data.side=32" in said
