@@ -66,12 +66,27 @@ def _test_set(found: Source) -> Records:
     if classes(records) == 1:
         found.notes += ("all pictures are of one class: every answer is right, which says nothing of the model",)
     if {"test", "query"} & set(records.split_names()) or not found.own:
+        found.notes += _changed_since(found)
         return records
     found.notes += (
         f"{records.name} has no test set: all {len(records):,} pictures search one another. A model that was trained "
         "on some of them looks better than it is",
     )
     return dataclasses.replace(records, splits=np.full(len(records), "test"))
+
+
+def _changed_since(found: Source) -> tuple[str, ...]:
+    """A warning where a run divided its pictures itself and there are others by now: the draw depends on them all."""
+    if not found.division or found.named.run is None:
+        return ()
+    tested = found.named.run.summary().get("after", {}).get(found.records.name, {}).get("queries")
+    now = len(found.records.split("test"))
+    if tested in (None, now):
+        return ()
+    return (
+        f"the pictures changed since the run, which tested on {tested:,} and not {now:,}: the model may have been "
+        "trained on some of these. Lay them out below train/ and test/ to keep a test set fixed",
+    )
 
 
 def _facts(found: Source, embedded: tuple[tuple[Records, Embeddings], ...]) -> dict[str, Any]:
