@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shlex
@@ -165,6 +166,7 @@ REFUSED = {
     "seed=(1": r"'seed=\(1' is not understood .* put special characters in quotes",
     "--loss supap": r"unknown option --loss. Settings are written without dashes, such as loss=VALUE",
     "--cgf job": r"unknown option --cgf, did you mean --cfg\?",
+    "--package optim": r"-p, --package, --resolve say how the configuration is printed; add --cfg job",
     "--config-dir": r"--config-dir needs a value after it",
     "--config-dir /nowhere": r"--config-dir /nowhere is not a folder",
     "hydra.nothing=1": r"Could not override 'hydra.nothing'",
@@ -269,15 +271,25 @@ def test_our_own_faults_are_not_hidden(engine: Engine) -> None:
 
 
 def test_an_interrupted_run_says_what_is_left(engine: Engine) -> None:
-    engine.fails = lambda settings: KeyboardInterrupt()
+    folder, older = Path("runs/mine"), Path("runs/older")
+    made: list[Path] = []
+
+    def stopped(settings: Settings) -> KeyboardInterrupt:
+        for path in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        return KeyboardInterrupt()
+
+    engine.fails = stopped
+    older.mkdir(parents=True)
+    (older / "config.yaml").touch()
+    os.utime(older / "config.yaml", (0, 0))
     result = called()
     assert result.exit_code == 130
     assert "stopped before a run folder was made" in result.output
-    folder = Path("runs/mine")
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml").touch()
+    made.append(folder / "config.yaml")
     assert "stopped before an epoch was saved; its settings are in runs/mine/config.yaml" in called().output
-    (folder / "checkpoints/last.pt").touch()
+    made.append(folder / "checkpoints/last.pt")
     for result in (called(), called("out=elsewhere", f"run={folder}"), called(f"resume={folder}")):
         assert result.exit_code == 130
         assert "Go on:  roadmap train resume=runs/mine\nLook at it:  tensorboard --logdir runs/mine" in result.output
@@ -363,6 +375,7 @@ def test_recipes_of_ones_own(engine: Engine, tmp_path: Path) -> None:
     )
     for arguments in (["--config-dir", "mine"], ["-m", "--config-dir", "mine", "seed=1,2"]):
         assert called("recipe=quick", *arguments, "loss.bins=5").exit_code == 0
+        assert engine.fitted[0][0].run is None
         for settings, decided in engine.fitted:
             assert (settings.recipe, settings.epochs, settings.loss["bins"]) == ("quick", 2, 5)
             assert {"epochs", "loss.bins", "loss.name"} <= decided

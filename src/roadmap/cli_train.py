@@ -42,14 +42,15 @@ def train(arguments: Sequence[str]) -> int:
         settings = _rehearsed(request)
     except ValueError as error:
         return _refusal(error, NOT_UNDERSTOOD)
-    return _with_hydra(request, settings) if request.flags else _fitted(request, settings)
+    through_hydra = request.sweeps or request.looks
+    return _with_hydra(request, settings) if through_hydra else _fitted(request, settings)
 
 
 def _rehearsed(request: Request) -> Settings:
     """The settings of the first run. All runs are composed so that every value of a sweep comes once: a mistake in
     the last of them is found before the first begins."""
     runs = [composed(overrides, request.folder) for overrides in request.covering()]
-    if not request.flags or request.sweeps:  # looking at the configuration needs no pictures
+    if not request.looks:  # which needs no pictures
         for settings in runs:
             check_root(settings)
     if request.sweeps and runs[0].run is not None:

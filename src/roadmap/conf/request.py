@@ -27,6 +27,8 @@ FLAGS = {
     "--hydra-help": False,
 }
 SWEEPS = ("-m", "--multirun")
+LOOKS = ("-c", "--cfg", "--hydra-help")
+OF_LOOKS = ("-p", "--package", "--resolve")  # say what `--cfg` prints
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Request:
         return any(flag in SWEEPS for flag in self.flags)
 
     @property
+    def looks(self) -> bool:
+        """Only to look at the configuration."""
+        return any(flag in LOOKS for flag in self.flags)
+
+    @property
     def catalogue(self) -> Catalogue:
         return catalogue_with(self.folder)
 
@@ -70,6 +77,8 @@ def understood(arguments: Sequence[str]) -> Request:
     flags, typed = _separated(arguments)
     sweeps = any(flag in SWEEPS for flag in flags)
     folder = next((Path(flags[i + 1]) for i, flag in enumerate(flags) if flag in ("-cd", "--config-dir")), None)
+    if any(flag in OF_LOOKS for flag in flags) and not any(flag in LOOKS for flag in flags):
+        raise ValueError(f"{', '.join(OF_LOOKS)} say how the configuration is printed; add --cfg job")
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--config-dir {folder} is not a folder")
     overrides = [parsed(quoted(text, sweeps)) for text in typed]
