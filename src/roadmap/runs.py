@@ -43,7 +43,7 @@ class Run:
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
         """A new folder with the settings and the environment in it."""
-        folder = Path(settings.run) if settings.run is not None else _unused(Path(settings.out) / _name(settings, when))
+        folder = Path(settings.run) if settings.run is not None else _made(Path(settings.out) / _name(settings, when))
         if (folder / "config.yaml").exists():
             raise FileExistsError(
                 f"{folder} already holds a run; give another run=FOLDER, or go on with it: "
@@ -169,14 +169,23 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the source this runs from, with "+" if it was changed since; None where it is no repository."""
+    """Of the source this runs from, with "+" if it was changed since; None where it is in no repository."""
+    source = Path(__file__)
     try:
-        where = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **where).stdout.strip()  # type: ignore[call-overload]
-        changed = subprocess.run(["git", "status", "--porcelain", "."], **where).stdout.strip()  # type: ignore[call-overload]
+        _git(
+            source, "ls-files", "--error-unmatch", source.name
+        )  # an environment inside another repository is not in it
+        head, changed = _git(source, "rev-parse", "--short", "HEAD"), _git(source, "status", "--porcelain", ".")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}{'+' if changed else ''}"
+
+
+def _git(source: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(
+        command, cwd=source.parent, capture_output=True, text=True, timeout=10, check=True
+    ).stdout.strip()
 
 
 def _name(settings: Settings, when: time.struct_time | None) -> str:
@@ -185,12 +194,14 @@ def _name(settings: Settings, when: time.struct_time | None) -> str:
     return re.sub(r"[^\w.=-]", "_", f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
 
 
-def _unused(folder: Path) -> Path:
-    """The folder, or with a number after it if two runs start within a second."""
+def _made(folder: Path) -> Path:
+    """The folder, made now, or one with a number after it: runs may start within the same second."""
     candidate, number = folder, 2
-    while candidate.exists():
+    while True:
+        with suppress(FileExistsError):
+            candidate.mkdir(parents=True)
+            return candidate
         candidate, number = folder.with_name(f"{folder.name}_{number}"), number + 1
-    return candidate
 
 
 def _yaml(settings: Settings) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -21,6 +22,7 @@ OPTIMISERS = ("adam", "adamw", "sgd")
 SAMPLERS = ("m_per_class", "category_pairs")
 SELECTIONS = ("held_out", "last", "test")
 PACKING = ("auto", "yes", "no")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass
@@ -69,8 +71,12 @@ class DataSettings:
         _allow("data.pack", self.pack, PACKING)
         _allow("data.sampler", self.sampler, SAMPLERS)
         _allow("data.on_error", self.on_error, ("raise", "skip"))
-        for name in ("image", "resize", "side", "batch_size", "per_class", "batches_per_pair"):
+        for name in ("image", "resize", "side", "batch_size", "per_class", "batches", "batches_per_pair"):
             _at_least(f"data.{name}", getattr(self, name), 1)
+        _at_least("data.workers", self.workers, 0)
+        _share("data.flip", self.flip)
+        _interval("data.scale", self.scale, most=1.0)
+        _interval("data.ratio", self.ratio)
 
 
 @dataclass
@@ -99,8 +105,9 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _allow("model.pooling", self.pooling, POOLINGS)
-        if self.dim is not None:
-            _at_least("model.dim", self.dim, 1)
+        _at_least("model.dim", self.dim, 1)
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"model.drop_path must be at least 0 and below 1, got {self.drop_path}")
 
 
 @dataclass
@@ -142,9 +149,14 @@ class OptimSettings:
     def __post_init__(self) -> None:
         _allow("optim.name", self.name, OPTIMISERS)
         _allow("optim.schedule", self.schedule, SCHEDULES)
-        for name in ("lr", "layer_decay", "gamma"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"optim.{name} must be above 0, got {getattr(self, name)}")
+        for name in ("lr", "head_lr", "loss_lr", "layer_decay", "gamma", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"optim.{name} must be above 0, got {value}")
+        for name in ("weight_decay", "warmup"):
+            _at_least(f"optim.{name}", getattr(self, name), 0)
+        _share("optim.final", self.final)
+        _between("optim.ema", self.ema)
 
 
 @dataclass
@@ -167,6 +179,7 @@ class SelectSettings:
     def __post_init__(self) -> None:
         _allow("select.by", self.by, SELECTIONS)
         _at_least("select.every", self.every, 1)
+        _between("select.fraction", self.fraction)
 
 
 @dataclass
@@ -192,8 +205,11 @@ class HardwareSettings:
     threads: Optional[int] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
+        _allow("hardware.device", self.device, DEVICES)
         _allow("hardware.precision", self.precision, PRECISIONS)
         _allow("hardware.compile", self.compile, COMPILING)
+        _at_least("hardware.devices", self.devices, 1)
+        _at_least("hardware.threads", self.threads, 1)
 
 
 @dataclass
@@ -225,6 +241,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _at_least("epochs", self.epochs, 1)
+        _at_least("seed", self.seed, 0)
+        _at_least("checkpoint_minutes", self.checkpoint_minutes, 0)
         if "name" not in self.loss:
             raise ValueError("loss must have a name, such as {'name': 'roadmap'}")
 
@@ -243,6 +261,10 @@ class Settings:
             "hardware": HardwareSettings,
         }
         given = known(cls, values, "")
+        for name in given.keys() & {"loss", *parts}:
+            if not isinstance(given[name], Mapping):
+                what = "its name and options, such as {'name': 'roadmap'}" if name == "loss" else "settings by name"
+                raise ValueError(f"{name} must hold {what}, got {type(given[name]).__name__} {given[name]!r}")
         for name, kind in parts.items():
             if name in given:
                 given[name] = kind(**known(kind, given[name], f"{name}."))
@@ -270,6 +292,22 @@ def _allow(name: str, value: str, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
+def _at_least(name: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie in 0..1, got {value}")
+
+
+def _between(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < 1:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
+
+
+def _interval(name: str, value: Sequence[float], most: float = math.inf) -> None:
+    if len(value) != 2 or not 0 < value[0] <= value[1] <= most:
+        limit = "" if math.isinf(most) else f" <= {most:g}"
+        raise ValueError(f"{name} must be two numbers, 0 < low <= high{limit}, got {value}")

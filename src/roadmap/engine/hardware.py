@@ -8,9 +8,8 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from roadmap.settings import HardwareSettings
+from roadmap.settings import DEVICES, HardwareSettings
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
 COMPILING_PAYS = 4000  # steps: compiling takes about a minute, and saves some hundredths of a second per step
 _FABRIC = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
