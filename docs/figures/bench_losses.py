@@ -36,19 +36,11 @@ TOP = {"ms": 5000.0, "peak_mib": 150_000.0}
 Row = dict[str, str]
 
 
-def rows_of(name: str) -> list[Row]:
-    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def measured_rows() -> dict[str, list[Row]]:
-    """The rows of each loss by batch. Ours from the newer run alone; the others from both, the newer first."""
-    newer, older = rows_of("losses_cuda.csv"), rows_of("losses_cuda_peers.csv")
-    found: dict[str, dict[int, Row]] = {name: {} for name in (*OURS, *OTHERS)}
-    for row in [*newer, *(row for row in older if row["loss"] in OTHERS)]:
-        if row["loss"] in found:
-            found[row["loss"]].setdefault(int(row["batch"]), row)
-    return {name: [by_batch[size] for size in sorted(by_batch)] for name, by_batch in found.items()}
+    """The rows of each loss, by batch."""
+    with (RESULTS / "losses_cuda.csv").open(newline="", encoding="utf-8") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["batch"]))
+    return {name: [row for row in rows if row["loss"] == name] for name in (*OURS, *OTHERS)}
 
 
 def points(rows: list[Row], column: str) -> tuple[list[int], list[float]]:

@@ -85,8 +85,10 @@ def _unit_gradient(
         if BOTH:
             w += tl.load(W + j[None, :] * stride_row + i[:, None] * stride_inner, mask=ok, other=0.0)
         at = j[:, None] * PADDED + d[None, :]
-        u = (tl.load(Hi + at).to(tl.float32) + tl.load(Lo + at).to(tl.float32)) * 0.000244140625
-        out += tl.dot(w, u, input_precision="ieee")  # small products: three TF32 ones would cost accuracy
+        u = tl.load(Hi + at).to(tl.float32) + tl.load(Lo + at).to(tl.float32)  # 4096 times the unit vectors
+        # Three TF32 products would cost accuracy; so would one long sum, whose rounding grows with its length. The
+        # factor between product and sum keeps the compiler from running the products of all blocks into one.
+        out += tl.dot(w, u, input_precision="ieee") * 0.000244140625
     tl.store(Out + i[:, None] * PADDED + d[None, :], out, mask=(i < rows)[:, None])
 
 
