@@ -79,14 +79,15 @@ class Embeddings:
         return _SUFFIXES[_suffix(path)][0](path)
 
 
-@torch.inference_mode()
+# Not inference mode: a model may keep what it computes here, such as a table of positions, and be trained afterwards.
+@torch.no_grad()
 def embedded(
     model: nn.Module, batches: Batches, autocast: torch.dtype | None = None, progress: bool | None = None
 ) -> Embeddings:
     """The embeddings of all pictures that `batches` delivers, float32, on the device that it delivers to.
 
-    The model is put into evaluation mode, and back into the mode it was in. Pictures that `batches` skips are left
-    out; `batches.skipped` names them.
+    The model is put into evaluation mode, and all its parts back into the mode they were in. Pictures that `batches`
+    skips are left out; `batches.skipped` names them.
 
     Args:
         model: images (B, 3, S, S) -> (B, D).
@@ -96,7 +97,7 @@ def embedded(
     """
     from tqdm import tqdm
 
-    training = model.training
+    modes = [(part, part.training) for part in model.modules()]
     model.eval()
     bar = tqdm(
         total=len(batches.records),
@@ -109,13 +110,17 @@ def embedded(
     vectors, places = [], []
     try:
         for images, _, indices in batches:
+            if len(indices) == 0:  # none of its pictures could be decoded
+                continue
             with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
                 vectors.append(model(images).float())
             places.append(indices)
             bar.update(len(indices))
     finally:
         bar.close()
-        model.train(training)
+        model.train(modes[0][1])  # the model itself comes first
+        for part, training in modes:
+            part.training = training
     if not vectors:
         raise ValueError(f"{batches.records.name}: there is no picture to embed")
     place = torch.cat(places)
@@ -123,9 +128,7 @@ def embedded(
     names = tuple(picture_key(records, i) for i in rows)
     labels = torch.from_numpy(records.labels)[place.cpu()]
     # a list that names a picture twice has no distinct names to offer
-    return Embeddings(
-        torch.cat(vectors).clone(), labels.to(place.device), names if len(set(names)) == len(names) else None
-    )
+    return Embeddings(torch.cat(vectors), labels.to(place.device), names if len(set(names)) == len(names) else None)
 
 
 def _loaded_npz(path: Path) -> Embeddings:
