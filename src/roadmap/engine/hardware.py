@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -31,6 +32,7 @@ def engine_of(settings: HardwareSettings) -> Fabric:
         )  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.backends.cudnn.benchmark = not settings.deterministic
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it would say again what the run says of itself
     fabric = Fabric(accelerator=device.type, devices=1, precision=_FABRIC[precision])  # type: ignore[arg-type]
     fabric.launch()
     return fabric
