@@ -292,6 +292,14 @@ def test_errors_are_one_line_that_says_what_to_do(
     assert not (tmp_path / "vectors.npz").exists()
 
 
+def test_a_run_without_a_checkpoint_is_waited_for_resumed_or_repeated(called: Call, tmp_path: Path) -> None:
+    run = Run.create(Settings(run=str(tmp_path / "young")))
+    said = f"{run.folder} has no checkpoint yet: {run.best} is written once an epoch was evaluated; wait for it, or "
+    assert called(str(run.folder)).stderr == f"error: {said}train again\n"
+    run.last.touch()
+    assert called(str(run.folder)).stderr == f"error: {said}go on with the run: roadmap train resume={run.folder}\n"
+
+
 def test_a_run_that_was_tested_elsewhere_asks_where(called: Call, tmp_path: Path, place: Path) -> None:
     data = DataSettings(name="sfm120k", root="sfm", test_sets={"roxford5k": "ox", "rparis6k": "paris"})
     run = Run.create(Settings(data=data, run=str(tmp_path / "landmarks")))

@@ -69,6 +69,19 @@ def test_a_gallery_excludes_the_query_by_its_id(saved: tuple[Path, Embeddings], 
     assert json.loads(out.read_text())["metrics"] == alone
 
 
+def test_equal_scores_count_as_told(tmp_path: Path) -> None:
+    vectors, labels = torch.eye(3)[torch.arange(12) % 3], torch.arange(12) // 3  # every picture ties with three others
+    Embeddings(vectors, labels).save(tmp_path / "tied.npz")
+    found = {}
+    for ties in ("pessimistic", "mean"):
+        options = ["--ties", ties, "--json", str(tmp_path / "m.json"), "--device", "cpu"]
+        assert run(app, ["evaluate", str(tmp_path / "tied.npz"), *options]).exit_code == 0
+        found[ties] = json.loads((tmp_path / "m.json").read_text())
+        assert found[ties]["ties"] == ties
+        assert found[ties]["metrics"] == retrieval_metrics(vectors, labels, ties=ties)
+    assert found["mean"]["metrics"]["mAP"] > found["pessimistic"]["metrics"]["mAP"]
+
+
 def test_means_over_no_query_are_null(tmp_path: Path) -> None:
     Embeddings(torch.eye(3), torch.arange(3)).save(tmp_path / "alone.npz")
     result = run(app, ["evaluate", str(tmp_path / "alone.npz"), "--json", str(tmp_path / "m.json"), "--device", "cpu"])

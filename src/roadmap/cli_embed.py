@@ -7,25 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli_options import (
-    MODEL,
-    THE_PICTURES,
-    Asked,
-    Batch,
-    Data,
-    Device,
-    Dim,
-    Image,
-    OnError,
-    Pack,
-    Pooling,
-    Precision,
-    Resize,
-    Root,
-    Weights,
-    errors_told,
-    readable_size,
-)
+from roadmap import cli_options as options
+from roadmap.cli_options import MODEL, THE_PICTURES, Asked, errors_told, readable_size
 
 if TYPE_CHECKING:
     from roadmap.cli_sources import Source
@@ -37,8 +20,8 @@ ENDINGS = (".npz", ".safetensors")
 def embed(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL[0].upper()}{MODEL[1:]}.")],
     out: Annotated[Path, typer.Option(help="The file to write: .npz or .safetensors.")],
-    data: Data = None,
-    root: Root = None,
+    data: options.Data = None,
+    root: options.Root = None,
     split: Annotated[
         str | None,
         typer.Option(
@@ -46,16 +29,16 @@ def embed(
             rich_help_panel=THE_PICTURES,
         ),
     ] = None,
-    weights: Weights = None,
-    image: Image = None,
-    resize: Resize = None,
-    pooling: Pooling = None,
-    dim: Dim = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    batch: Batch = 256,
-    pack: Pack = "auto",
-    on_error: OnError = "raise",
+    weights: options.Weights = None,
+    image: options.Image = None,
+    resize: options.Resize = None,
+    pooling: options.Pooling = None,
+    dim: options.Dim = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    batch: options.Batch = 256,
+    pack: options.Pack = "auto",
+    on_error: options.OnError = "raise",
 ) -> None:
     """Write the vectors of pictures, with their labels and names, to a file.
 

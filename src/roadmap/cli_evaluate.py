@@ -10,24 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from roadmap.cli_options import (
-    MODEL,
-    Asked,
-    Batch,
-    Data,
-    Device,
-    Dim,
-    Image,
-    OnError,
-    Pack,
-    Pooling,
-    Precision,
-    Resize,
-    Root,
-    Weights,
-    device_named,
-    errors_told,
-)
+from roadmap import cli_options as options
+from roadmap.cli_options import MODEL, Asked, device_named, errors_told
 from roadmap.cli_results import Evaluation, sizes
 
 
@@ -67,18 +51,18 @@ def evaluate(
     memory: Annotated[
         str | None, typer.Option(help="Working memory, such as 2GB; 512MB by default.", rich_help_panel=SAVED)
     ] = None,
-    data: Data = None,
-    root: Root = None,
-    weights: Weights = None,
-    image: Image = None,
-    resize: Resize = None,
-    pooling: Pooling = None,
-    dim: Dim = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    batch: Batch = 256,
-    pack: Pack = "auto",
-    on_error: OnError = "raise",
+    data: options.Data = None,
+    root: options.Root = None,
+    weights: options.Weights = None,
+    image: options.Image = None,
+    resize: options.Resize = None,
+    pooling: options.Pooling = None,
+    dim: options.Dim = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    batch: options.Batch = 256,
+    pack: options.Pack = "auto",
+    on_error: options.OnError = "raise",
 ) -> None:
     """Print retrieval metrics of saved vectors, or of a model on a dataset, and write them as JSON.
 

@@ -66,9 +66,10 @@ def _of_run(folder: Path, asked: Asked) -> Named:
         raise ValueError(f"{folder} is not a run but holds {len(inside)}; name one of them, such as {inside[0]}")
     run = Run.open(folder)
     if not run.best.is_file():
+        advice = f"go on with the run: roadmap train resume={folder}" if run.last.is_file() else "train again"
         raise FileNotFoundError(
-            f"{folder} has no checkpoint yet: {run.best} is written once an epoch was evaluated; wait for it, or "
-            f"go on with the run: roadmap train resume={folder}"
+            f"{folder} has no checkpoint yet: {run.best} is written once an epoch was evaluated; wait for it, "
+            f"or {advice}"
         )
     return _of_checkpoint(run.best, asked)
 
