@@ -22,8 +22,8 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-demo: $(STAMP) ## optimise free embeddings under each loss and draw what happens
-	$(RUN) -m roadmap.toy --out demo
+demo: $(STAMP) ## train three losses on the built-in characters and show what they retrieve
+	$(RUN) -m roadmap.demo --out demo
 
 toy: $(STAMP) ## optimise free embeddings of a hard toy set under each loss and draw what happens
 	$(RUN) -m roadmap.toy --out toy

@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=40, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "training.csv")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "training_cuda.csv")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as temporary:

@@ -102,6 +102,7 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
         loss,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
+        torch.channels_last if settings.hardware.channels_last else torch.preserve_format,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         pictures.packed(everything)

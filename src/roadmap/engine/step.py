@@ -28,6 +28,7 @@ class Parts:
     loss: Callable[[Tensor, Tensor], Tensor]
     schedule: Schedule
     clip: float | None
+    layout: torch.memory_format = torch.preserve_format  # of the pictures, to match the weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Outcome:
 def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     """Embed, compare, move the weights. Losses compute scores in float32 whatever the model's precision is."""
     set_rates(parts.optimizer, parts.schedule(state.step))
-    embeddings = parts.model(batch.images)
+    embeddings = parts.model(batch.images.to(memory_format=parts.layout))
     lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
     if lengths.device.type == "cpu" and not usable(lengths).all():  # where looking is free, losses would refuse them
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)

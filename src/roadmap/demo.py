@@ -1,0 +1,104 @@
+"""make demo: three losses learn to find characters they have never seen. Run: python -m roadmap.demo --out demo
+
+Each loss trains the same small network on the built-in Glyphs, from the same weights, through the same batches, as
+`roadmap train recipe=glyphs loss=NAME` does. Half of the characters are never shown in training; they are the test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from roadmap.conf.composition import composed
+from roadmap.data import CentreCrop, Records, evaluation_batches, fresh_pack
+from roadmap.embed import Embeddings, embedded
+from roadmap.engine import fit
+from roadmap.engine.pictures import records_of
+from roadmap.models import Retriever, load_checkpoint, retriever
+from roadmap.report.retrievals import Collection, retrieval_page
+from roadmap.runs import Run
+from roadmap.settings import Settings
+
+LOSSES = {"smoothap": "SmoothAP", "supap": "SupAP", "roadmap": "ROADMAP"}
+UNTRAINED = "untrained"
+SHOWN = ("R@1", "mAP@R")
+Metrics = Mapping[str, Mapping[str, float]]  # of each model
+OWN_PICTURES = """With your own pictures, in a folder per class:
+    {run} train data=folder data.root=PICTURES
+    docs/guides/own-pictures.md walks from there to a report and a search."""
+
+
+def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
+    """What `roadmap train recipe=glyphs loss=NAME` would do, in a folder of the demonstration's."""
+    folder = out / "runs" / loss
+    if (folder / "config.yaml").is_file():  # of an earlier demonstration
+        shutil.rmtree(folder)
+    settings = composed(["recipe=glyphs", f"loss={loss}", *overrides])
+    settings.run = str(folder)
+    return settings
+
+
+def test_embeddings(model: Retriever, test: Records, settings: Settings) -> Embeddings:
+    """Of the characters that no loss has seen, by a model."""
+    crop = CentreCrop(settings.data.image, settings.data.resize, model.mean, model.std)
+    pack = fresh_pack(test, settings.data.side)
+    return embedded(model, evaluation_batches(test, crop, pictures=pack), progress=False)
+
+
+def write_page(path: Path, settings: Settings, runs: Mapping[str, Run], metrics: Metrics) -> None:
+    """The same queries, and what the untrained network and each loss retrieve for them."""
+    test = records_of(settings.data).split("test")
+    torch.manual_seed(settings.seed)
+    models = {UNTRAINED: retriever(settings.model, settings.data.image)}
+    models |= {name: load_checkpoint(run.best)[0] for name, run in runs.items()}
+    vectors = {name: test_embeddings(model, test, settings) for name, model in models.items()}
+    pack = fresh_pack(test, settings.data.side)
+    retrieval_page(path, "Characters never seen in training", Collection(vectors, test, pack), metrics=metrics)
+
+
+def print_table(metrics: Metrics) -> None:
+    table = Table(title="Never seen in training, %", title_justify="left")
+    table.add_column("")
+    for name in SHOWN:
+        table.add_column(name, justify="right")
+    for model, values in metrics.items():
+        cells = [values.get(name, math.nan) for name in SHOWN]
+        table.add_row(model, *("-" if math.isnan(value) else f"{100 * value:.1f}" for value in cells))
+    Console().print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m roadmap.demo", description="Train three losses on the built-in characters and compare them."
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for runs and page (default: demo)")
+    parser.add_argument("overrides", nargs="*", help="settings, as for roadmap train, such as epochs=2")
+    options = parser.parse_args(argv)
+    began, runs = time.monotonic(), dict[str, Run]()
+    metrics: dict[str, dict[str, float]] = {}
+    for number, (loss, name) in enumerate(LOSSES.items(), start=1):
+        print(f"\n{number} of {len(LOSSES)}: {name}, as by: roadmap train recipe=glyphs loss={loss}\n", flush=True)
+        settings = settings_of(loss, options.out, options.overrides)
+        runs[name] = Run.open(fit(settings))
+        summary = runs[name].summary()
+        (before,), (metrics[name],) = summary["before"].values(), summary["after"].values()
+        metrics = {UNTRAINED: before} | metrics
+    page = options.out / "retrievals.html"
+    write_page(page, settings, runs, metrics)
+    print()
+    print_table(metrics)
+    print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")
+    print(f"It took {time.monotonic() - began:.0f} s. Runs, with weights and logs: {options.out / 'runs'}\n")
+    print(OWN_PICTURES.format(run=".venv/bin/roadmap"))
+
+
+if __name__ == "__main__":
+    main()
