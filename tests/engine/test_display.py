@@ -80,7 +80,7 @@ def test_the_table_has_a_dash_where_there_is_no_number(tmp_path: Path, capsys: p
     assert "2 pictures could not be decoded and were left out" in said
 
 
-@pytest.mark.parametrize(("batches", "most"), [(2, 2), (99, 50), (120, 50)])
+@pytest.mark.parametrize(("batches", "most"), [(2, 2), (39, 20), (120, 20)])
 def test_an_epoch_is_logged_in_so_many_lines_and_its_last_step_is_among_them(
     batches: int, most: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

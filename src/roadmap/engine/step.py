@@ -50,9 +50,7 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
     loss = parts.loss(embeddings, batch.labels)
     parts.fabric.backward(loss)
-    limit = math.inf if parts.clip is None else parts.clip
-    norm = parts.fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
-    assert norm is not None
+    norm = _gradient_norm(state, parts)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)
     if isinstance(state.average, WeightAverage):
@@ -60,6 +58,16 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     state.step += 1
     numbers = torch.stack([loss.detach().float(), norm.detach().float()])
     return Outcome(state.step, numbers, lengths, batch.indices)
+
+
+def _gradient_norm(state: TrainState, parts: Parts) -> Tensor:
+    """Of the gradients before they are clipped, if they are."""
+    if parts.clip is None and state.scaler is None:  # nothing to change: one pass over the gradients less
+        return torch.nn.utils.get_total_norm([p.grad for p in parts.model.parameters() if p.grad is not None])
+    limit = math.inf if parts.clip is None else parts.clip
+    norm = parts.fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
+    assert norm is not None
+    return norm
 
 
 def usable(lengths: Tensor) -> Tensor:
