@@ -17,7 +17,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LOSSES = ["ROADMAP", "SupAP", "Calibration", "SmoothAP", "FastAP", "SoftBinAP", "BlackBoxAP", "average_precision"]
 
 
@@ -72,24 +72,57 @@ def test_its_loop_trains() -> None:
 
 
 def test_these_are_its_commands() -> None:
-    assert commands() == ["make demo", "make test", "pip install ."]
+    train, evaluate, embed = (f"roadmap {verb}" for verb in ("train", "evaluate", "embed"))
+    assert commands() == [
+        "make demo",
+        "make test",
+        "pip install '.[train]'",
+        f"{train} data=folder data.root=PICTURES",
+        f"{train} recipe=cub_vits data.root=CUB_200_2011",
+        f"{evaluate} runs/NAME --data folder --root PICTURES",
+        f"{embed} runs/NAME --data folder --root PICTURES --out vectors.npz",
+        "pip install .",
+    ]
 
 
-def test_make_demo_runs(tmp_path: Path) -> None:
-    """What `make demo` runs, with fewer steps and into a folder of this test."""
+def test_make_demo_is_the_demonstration() -> None:
+    """Its own tests run it (tests/test_demo.py)."""
     (line,) = recipe("demo")
-    words = shlex.split(line)
-    assert words == [".venv/bin/python", "-m", "roadmap.toy", "--out", "demo"]
-    words[0], words[-1] = sys.executable, str(tmp_path)
+    assert shlex.split(line) == [".venv/bin/python", "-m", "roadmap.demo", "--out", "demo"]
+
+
+def test_the_commands_on_ones_own_pictures_run(tmp_path: Path) -> None:
+    """As printed, on few pictures, with the smallest of networks and two steps."""
+    _draw_pictures(tmp_path / "PICTURES")
+    short = {"train": ["epochs=1", "data.batches=2", "hardware.device=cpu", "run=runs/NAME"]}
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [*words, "--epochs", "1", "--seeds", "1"], cwd=tmp_path, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "toy.png").stat().st_size > 50_000
-    assert "AP, whole set" in done.stdout
-    assert str(tmp_path / "toy.png") in done.stdout
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "ROADMAP_CACHE": str(tmp_path / "cache")}
+    for command in [c for c in commands() if c.startswith("roadmap ") and "recipe=" not in c]:
+        words = shlex.split(command)[1:]
+        line = [sys.executable, "-c", "from roadmap.cli import app; app()", *words, *short.get(words[0], [])]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert (tmp_path / "runs" / "NAME" / "checkpoints" / "best.safetensors").is_file()
+    assert (tmp_path / "vectors.npz").is_file()
+
+
+def _draw_pictures(folder: Path) -> None:
+    """Six classes of eight pictures of 24 pixels: a colour each, and noise."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for label in range(6):
+        (folder / f"class {label}").mkdir(parents=True)
+        for i in range(8):
+            noise = random.integers(0, 60, (24, 24, 3))
+            noise[:, :, label % 3] += 30 * (label + 1)
+            Image.fromarray(noise.astype("uint8")).save(folder / f"class {label}" / f"{i}.png")
+
+
+def test_the_number_of_recipes_is_right() -> None:
+    recipes = list((ROOT / "src" / "roadmap" / "conf" / "recipe").glob("*.yaml"))
+    assert f"one of {len(recipes)} recipes" in README
 
 
 def test_make_test_checks_style_types_and_tests_and_is_what_runs_elsewhere() -> None:
