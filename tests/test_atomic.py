@@ -53,3 +53,14 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         replaced(tmp_path / "absent" / "file"),
     ):
         pass
+
+
+def test_a_writer_that_makes_the_file_anew_does_not_decide_who_may_read_it(tmp_path: Path) -> None:
+    """safetensors writes its own file, readable by its user alone."""
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "plain").touch()
+    with replaced(tmp_path / "weights.safetensors") as temporary:
+        save_file({"x": torch.zeros(1)}, temporary)
+    assert (tmp_path / "weights.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode

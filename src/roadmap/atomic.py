@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,13 @@ def replaced(path: Path) -> Iterator[str]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(6)}{path.suffix}")
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    permissions = stat.S_IMODE(os.fstat(handle).st_mode)
+    os.close(handle)
     try:
         yield str(temporary)
         with open(temporary, "rb+") as file:
+            os.fchmod(file.fileno(), permissions)  # some writers make the file anew, for their user alone
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

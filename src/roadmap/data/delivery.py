@@ -190,8 +190,8 @@ class Threaded:
 class Decoded:
     """No pack: worker processes decode the files every time."""
 
-    def __init__(self, records: Records, crop: Crop, device: torch.device, workers: int, skip: bool) -> None:
-        self.records, self.crop, self.device, self.workers, self.skip = records, crop, device, workers, skip
+    def __init__(self, records: Records, crop: Crop, device: torch.device, workers: int) -> None:
+        self.records, self.crop, self.device, self.workers = records, crop, device, workers
 
     def __call__(self, requests: Iterator[Request]) -> Iterator[Delivery]:
         asked: deque[Request] = deque()
@@ -203,7 +203,7 @@ class Decoded:
                 yield list(zip(request.indices.tolist(), draws, strict=True))
 
         loader = DataLoader(
-            _Files(self.records, self.crop, self.skip),
+            _Files(self.records, self.crop),
             batch_sampler=batches(),
             num_workers=self.workers,
             collate_fn=_collated,
@@ -215,17 +215,15 @@ class Decoded:
 
 
 class _Files(Dataset[Any]):
-    def __init__(self, records: Records, crop: Crop, skip: bool) -> None:
-        self.records, self.crop, self.skip = records, crop, skip
+    def __init__(self, records: Records, crop: Crop) -> None:
+        self.records, self.crop = records, crop
 
     def __getitem__(self, item: tuple[int, Floats | None]) -> tuple[int, Tensor | str]:
         index, draws = item
         try:
             image = picture(self.records.path(index), self.records.box(index))
         except PictureError as error:
-            if self.skip:
-                return index, error.reason
-            raise
+            return index, error.reason  # whether that ends everything is decided where the batch arrives
         one = Request(0, np.asarray([index]), None if draws is None else draws[None])
         windows = windows_of(one, self.crop, np.asarray([image.shape[0]]), np.asarray([image.shape[1]]))
         return index, cpu_crop(image, windows, 0, self.crop.size).contiguous()

@@ -151,7 +151,7 @@ def _source(
         raise ValueError(f"place must be 'auto', 'resident' or 'streamed', got {place!r}")
     cores = os.cpu_count() or 1
     if pictures is None:
-        return Decoded(records, crop, device, cores if workers is None else workers, on_error == "skip")
+        return Decoded(records, crop, device, cores if workers is None else workers)
     if len(pictures) != len(records):
         raise ValueError(
             f"the pack holds {len(pictures)} pictures for {len(records)} records; align it with pack.aligned(records)"
