@@ -61,9 +61,10 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
 
 
 def _gradient_norm(state: TrainState, parts: Parts) -> Tensor:
-    """Of the gradients before they are clipped, if they are."""
+    """Of all gradients, the loss's own weights among them, before they are clipped, if they are."""
     if parts.clip is None and state.scaler is None:  # nothing to change: one pass over the gradients less
-        return torch.nn.utils.get_total_norm([p.grad for p in parts.model.parameters() if p.grad is not None])
+        moving = [parameter for group in parts.optimizer.param_groups for parameter in group["params"]]
+        return torch.nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
     limit = math.inf if parts.clip is None else parts.clip
     norm = parts.fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
     assert norm is not None
