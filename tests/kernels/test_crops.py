@@ -1,4 +1,4 @@
-"""The kernel that crops a batch, against the matrix products that say the same slowly. On a GPU: tests/data/test_augment."""
+"""The kernel that crops a batch, against the matrix products that say the same; on a GPU: tests/data."""
 
 from __future__ import annotations
 
