@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roadmap.data import Batch, CentreCrop, MPerClass, RandomCrop, dataset, evaluation_batches, training_batches
+from roadmap.data import (
+    Batch,
+    Batches,
+    CentreCrop,
+    MPerClass,
+    RandomCrop,
+    dataset,
+    evaluation_batches,
+    training_batches,
+)
+from roadmap.embed import Embeddings, embedded
 from roadmap.engine import fit
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.hardware import engine_of
@@ -20,7 +31,7 @@ from roadmap.engine.state import TrainState
 from roadmap.engine.step import Outcome, Parts, step
 from roadmap.losses import ROADMAP
 from roadmap.losses.named import named_loss
-from roadmap.models import Retriever, retriever
+from roadmap.models import Retriever, load_checkpoint, retriever
 from roadmap.settings import HardwareSettings, ModelSettings, OptimSettings
 
 from .worlds import assert_equal, best_weights, last, tiny
@@ -225,12 +236,8 @@ def test_the_average_is_what_is_judged_and_kept(pictures: Path, tmp_path: Path) 
 
 
 def test_the_metrics_are_of_the_weights_in_evaluation_mode(pictures: Path, tmp_path: Path) -> None:
-    """The summary's `after` recomputed from the checkpoint by another road: torchless cosine ranking."""
-    import json
-
+    """The summary's `after` recomputed from the checkpoint: the nearest neighbour, written out."""
     folder = fit(tiny(pictures, tmp_path / "run"), quiet=True)
-    from roadmap.models import load_checkpoint
-
     model, about = load_checkpoint(folder / "checkpoints" / "best.safetensors")
     test = dataset("folder", pictures).split("test")
     crop = CentreCrop(16, about["resize"], model.mean, model.std)
@@ -243,3 +250,18 @@ def test_the_metrics_are_of_the_weights_in_evaluation_mode(pictures: Path, tmp_p
     after = json.loads((folder / "summary.json").read_text())["after"]["pictures"]
     assert after["R@1"] == pytest.approx(r_at_1)
     assert 0 < r_at_1 < 1  # a number that says something
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32", None), ("bf16", torch.bfloat16)])
+def test_evaluation_computes_in_the_precision_of_the_run(
+    precision: str, dtype: torch.dtype | None, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.dtype | None] = []
+
+    def looking(model: Retriever, batches: Batches, autocast: torch.dtype | None, **more: Any) -> Embeddings:
+        asked.append(autocast)
+        return embedded(model, batches, autocast, **more)
+
+    monkeypatch.setattr("roadmap.engine.pictures.embedded", looking)
+    fit(tiny(pictures, tmp_path / "run", hardware__precision=precision, epochs=1), quiet=True)
+    assert asked == [dtype] * 3  # untrained, validation, test
