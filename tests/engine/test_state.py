@@ -132,7 +132,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_nothing(tmp_path: Path, 
     if how == "torch":
         torch.save(values, path)
     else:
-        path.write_bytes(pickle.dumps(values))
+        path.write_bytes(pickle.dumps(values, protocol=2))
     with pytest.raises(ValueError, match="last.pt could not be read as a saved state"):
         some().load(path)
     assert not victim.exists()
