@@ -242,6 +242,25 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
     assert (event.step, event.value) == (4, 0.25)
 
 
+def test_tensorboard_forgets_too(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = Run.create(settings(tmp_path), NOON)
+    for step in (1, 2, 3, 4):
+        run.log("step", step, {"loss": 0.5})
+    run.close()
+    again = Run.open(run.folder)
+    again.forget_after(2)
+    for step in (3, 4):
+        again.log("step", step, {"loss": 0.25})
+    again.close()
+    board = EventAccumulator(str(run.folder / "tensorboard"))
+    board.Reload()
+    shown = [(event.step, event.value) for event in board.Scalars("step/loss")]
+    assert shown == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)]
+
+
 def test_tensorboard_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     run = Run.create(settings(tmp_path), NOON)

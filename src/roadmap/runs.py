@@ -39,6 +39,7 @@ class Run:
         self.folder = Path(folder)
         self._log: Any = None
         self._board: Any = None
+        self._forgotten: int | None = None  # the step from which on TensorBoard is to hide what was there before
 
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
@@ -105,7 +106,7 @@ class Run:
             except ImportError:  # optional: metrics.jsonl has everything
                 self._board = False
             else:
-                self._board = SummaryWriter(str(self.folder / "tensorboard"))
+                self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._forgotten)
         return self._board or None
 
     def history(self) -> Iterator[dict[str, Any]]:
@@ -118,7 +119,8 @@ class Run:
                 yield json.loads(line)
 
     def forget_after(self, step: int) -> None:
-        """Drops what was logged after `step`, which a resumed run will do again."""
+        """Drops what was logged after `step`, which a resumed run will do again; before anything is logged anew."""
+        self._forgotten = step + 1
         kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= step]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
 

@@ -41,6 +41,15 @@ def test_a_run_says_what_it_does(pictures: Path, tmp_path: Path, capsys: pytest.
     assert f"untrained  pictures: R@1 {re.search(r'R@1 +│ +([0-9.]+)', said)[1]}" in said  # type: ignore[index]
 
 
+def test_an_epoch_that_was_not_judged_shows_no_metrics(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tiny(pictures, tmp_path / "run", select__every=2))
+    epochs = re.findall(r"^epoch +(\d)  loss [\d.]+(.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [number for number, _ in epochs] == ["1", "2", "3", "4"]
+    assert [bool(metrics) for _, metrics in epochs] == [False, True, False, True]
+
+
 def test_quiet_prints_nothing_at_all(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

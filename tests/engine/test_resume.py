@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,8 +136,6 @@ def test_seconds_add_up(pictures: Path, tmp_path: Path) -> None:
 
 
 def test_skipped_pictures_are_remembered(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
     monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
     root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
     (root / "test" / "c09" / "0.png").write_bytes(b"")  # met before the first epoch only, and at the end
@@ -165,6 +164,38 @@ def test_a_saved_state_is_not_written_more_often_than_asked(pictures: Path, tmp_
         resume(folder, quiet=True)
     finished = fit(tiny(pictures, tmp_path / "other", checkpoint_minutes=60.0), quiet=True)
     assert last(finished)["step"] == 8  # the end is always saved
+
+
+@pytest.mark.parametrize("change", ["added", "gone", "renamed", "moved to another class"])
+def test_other_pictures_than_the_run_began_with_are_refused(change: str, pictures: Path, tmp_path: Path) -> None:
+    """Batches are drawn by the order of the pictures: one more, and every batch would be another."""
+    root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
+    folder = stopped(tiny(root, tmp_path / "run", data__pack="no", data__workers=0), step=6)
+    first = root / "train" / "c00" / "0.png"
+    if change == "added":
+        shutil.copy(first, first.with_name("new.png"))
+    elif change == "gone":
+        first.unlink()
+    elif change == "renamed":
+        first.rename(first.with_name("other.png"))
+    else:
+        first.rename(root / "train" / "c01" / "new.png")
+    with pytest.raises(
+        ValueError, match=r"the training pictures changed since the run began \(\d+ of \d classes then, "
+    ):
+        resume(folder, quiet=True)
+
+
+def test_the_same_pictures_elsewhere_are_the_same(pictures: Path, tmp_path: Path) -> None:
+    """A run may be moved to another machine with its data."""
+    whole = fit(tiny(pictures, tmp_path / "whole"), quiet=True)
+    folder = stopped(tiny(pictures, tmp_path / "moved"), step=6)
+    elsewhere = shutil.copytree(pictures, tmp_path / "elsewhere" / "pictures")
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace(str(pictures), str(elsewhere)))
+    resume(folder, quiet=True)
+    assert_equal(lines(folder), lines(whole))
+    assert_equal(best_weights(folder), best_weights(whole))
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

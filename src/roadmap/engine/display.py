@@ -102,10 +102,10 @@ class Display:
         return rate
 
     def epoch(self, number: int, split: str | None, values: Mapping[str, float], better: bool = False) -> None:
-        if split is not None:
-            self._judged = f", {split} {_line(values)}{' (best)' if better else ''}"
+        judged = "" if split is None else f", {split} {_line(values)}{' (best)' if better else ''}"
+        self._judged = judged or self._judged  # a bar goes on showing the last
         if self.bar is not None and self.bar.disable:
-            self.console.print(f"epoch {number:>4}  loss {self._loss:.4f}{self._judged}")
+            self.console.print(f"epoch {number:>4}  loss {self._loss:.4f}{judged}")
         self._seen, self._since = 0, time.monotonic()
 
     def close(self) -> None:

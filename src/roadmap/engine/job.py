@@ -15,7 +15,7 @@ from roadmap.engine.average import WeightAverage
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import autocast_of, compiled
 from roadmap.engine.optimiser import optimiser, schedule
-from roadmap.engine.pictures import Pictures, Splits, sampler_of
+from roadmap.engine.pictures import Pictures, Roster, Splits, sampler_of
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
 from roadmap.evaluate import dataset_evaluation
@@ -91,7 +91,9 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
     optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
     pictures = Pictures(settings, model, fabric.device, display.quiet)
-    others: dict[str, Stateful] = {"pictures": pictures} | ({"loss": loss} if loss.state_dict() else {})
+    others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
+    if loss.state_dict():
+        others["loss"] = loss
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches
     wrapped, wrapped_optimizer = fabric.setup(compiled(model, settings.hardware, fabric.device, steps), optimizer)

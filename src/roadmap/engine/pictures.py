@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import logging
 import math
 import shutil
@@ -191,6 +192,23 @@ def pack_of_all(records: Records, data: DataSettings, progress: bool = True) -> 
             )
             return None
     return pack(records, data.side, on_error="skip" if data.on_error == "skip" else "raise", progress=progress)
+
+
+class Roster:
+    """The training pictures that a run began with: batches are drawn by their order, so it goes on with no others."""
+
+    def __init__(self, train: Records) -> None:
+        digest = hashlib.sha256("\n".join(train.paths).encode("utf-8", "surrogateescape"))
+        digest.update(train.labels.tobytes())
+        self.digest, self.size = digest.hexdigest(), f"{len(train)} of {len(np.unique(train.labels))} classes"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"digest": self.digest, "size": self.size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["digest"] != self.digest:
+            then, now = state_dict["size"], self.size
+            raise ValueError(f"the training pictures changed since the run began ({then} then, {now} now)")
 
 
 class Pictures:

@@ -86,7 +86,8 @@ class TrainState:
                 part.load_state_dict(values["stateful"][name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise ValueError(
-                    f"the saved {name} does not fit this run ({error}); continue with the settings it was started with"
+                    f"the saved {name} does not fit this run ({error}); continue with the settings and pictures it "
+                    "was started with, or start a new one"
                 ) from error
         self.step, self.seconds = values["step"], values["seconds"]
         self.best = None if values["best"] is None else Best(**values["best"])
