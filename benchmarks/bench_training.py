@@ -28,7 +28,7 @@ from roadmap.engine.display import Display
 from roadmap.engine.fit import train_epoch
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.pictures import records_of, sampler_of, splits_of
+from roadmap.engine.splits import records_of, sampler_of, splits_of
 from roadmap.engine.step import Watch
 from roadmap.models import retriever
 from roadmap.runs import Run

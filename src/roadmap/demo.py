@@ -21,7 +21,7 @@ from roadmap.conf.composition import composed
 from roadmap.data import CentreCrop, Records, evaluation_batches, fresh_pack
 from roadmap.embed import Embeddings, embedded
 from roadmap.engine import fit
-from roadmap.engine.pictures import records_of
+from roadmap.engine.splits import records_of
 from roadmap.models import Retriever, load_checkpoint, retriever
 from roadmap.report.retrievals import Collection, retrieval_page
 from roadmap.runs import Run

@@ -14,7 +14,7 @@ from PIL import Image
 from roadmap.data import Records, dataset
 from roadmap.engine import fit
 from roadmap.engine.choices import chosen
-from roadmap.engine.pictures import sampler_of, splits_of
+from roadmap.engine.splits import sampler_of, splits_of
 from roadmap.models import WeightsError
 from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, SelectSettings, Settings
 

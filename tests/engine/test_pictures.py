@@ -12,7 +12,8 @@ import torch
 
 from roadmap.data import UNLABELLED, Records, pack, pack_folder
 from roadmap.engine import fit
-from roadmap.engine.pictures import Pictures, Splits, pack_of_all, records_of, sampler_of, splits_of
+from roadmap.engine.pictures import Pictures, pack_of_all
+from roadmap.engine.splits import Splits, records_of, sampler_of, splits_of
 from roadmap.models import retriever
 from roadmap.settings import DataSettings, SelectSettings
 

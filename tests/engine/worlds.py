@@ -17,7 +17,7 @@ from torch import Tensor
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.pictures import records_of, splits_of
+from roadmap.engine.splits import records_of, splits_of
 from roadmap.models import load_checkpoint, retriever
 from roadmap.runs import Run
 from roadmap.settings import (

@@ -13,7 +13,7 @@ from roadmap.data import Records
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
 from roadmap.engine.hardware import device_of
-from roadmap.engine.pictures import held_out_classes
+from roadmap.engine.splits import held_out_classes
 from roadmap.models import WeightsError
 from roadmap.models.backbones import SMALL as SMALL_CNN
 from roadmap.models.hub import hub_file

@@ -15,7 +15,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from roadmap.data import Records
-from roadmap.engine.pictures import Splits
+from roadmap.engine.splits import Splits
 from roadmap.engine.state import Best
 from roadmap.runs import Run
 from roadmap.settings import Settings

@@ -14,7 +14,7 @@ from roadmap.engine.choices import chosen
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.pictures import check_metric, judging, records_of, sampler_of, splits_of
+from roadmap.engine.splits import check_metric, judging, records_of, sampler_of, splits_of
 from roadmap.engine.state import Best
 from roadmap.engine.step import NonFiniteError, Watch, step
 from roadmap.models import retriever

@@ -15,7 +15,8 @@ from roadmap.engine.average import WeightAverage
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import autocast_of, compiled
 from roadmap.engine.optimiser import optimiser, schedule
-from roadmap.engine.pictures import Pictures, Roster, Splits, sampler_of
+from roadmap.engine.pictures import Pictures
+from roadmap.engine.splits import Roster, Splits, sampler_of
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
 from roadmap.evaluate import dataset_evaluation
@@ -42,7 +43,7 @@ class Job:
     def current(self) -> Retriever:
         """What an evaluation now would look at: the averaged weights, where there is an average."""
         average = self.state.average
-        model = average.model if isinstance(average, WeightAverage) else self.state.model
+        model = self.state.model if average is None else average.model
         assert isinstance(model, Retriever)
         return model
 

@@ -56,7 +56,7 @@ def schedule(settings: OptimSettings, epochs: int, batches: int) -> Schedule:
     """step -> factor on every rate: a pure function, so that there is no state to save.
 
     Args:
-        settings: warm-up in epochs (linear, from 1 / its steps), then constant, multistep or cosine.
+        settings: warm-up in epochs (linear, from 1 / (its steps + 1)), then constant, multistep or cosine.
         epochs: of the whole run.
         batches: in an epoch.
     """

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from roadmap.atomic import replaced
+from roadmap.engine.average import WeightAverage
 
 FORMAT, VERSION = "roadmap-train-state", 1
 
@@ -55,7 +56,7 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: Stateful | None = None
-    average: nn.Module | None = None
+    average: WeightAverage | None = None
     kept: nn.Module | None = None
     step: int = 0
     seconds: float = 0.0

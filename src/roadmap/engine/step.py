@@ -11,7 +11,6 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from roadmap.data import Batch, Records
-from roadmap.engine.average import WeightAverage
 from roadmap.engine.optimiser import Schedule, set_rates
 from roadmap.engine.state import TrainState
 
@@ -53,7 +52,7 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     norm = _gradient_norm(state, parts)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)
-    if isinstance(state.average, WeightAverage):
+    if state.average is not None:
         state.average.update(state.model, state.step)
     state.step += 1
     numbers = torch.stack([loss.detach().float(), norm.detach().float()])
