@@ -19,7 +19,7 @@ from roadmap.data.datasets import READERS, glyphs
 from roadmap.data.loading import SIDE
 from roadmap.embed import Embeddings, embedded
 from roadmap.engine.choices import OWN, chosen
-from roadmap.engine.hardware import autocast_of, precision_of
+from roadmap.engine.hardware import autocast_of, laid_out, precision_of
 from roadmap.engine.pictures import pack_of_all
 from roadmap.settings import DataSettings, HardwareSettings, Settings
 
@@ -76,7 +76,8 @@ class Source:
             "skip" if self.data.on_error == "skip" else "raise",
         )
         began = time.monotonic()
-        found = embedded(self.named.model.to(self.device), batches, autocast_of(self.hardware, self.device))
+        model = laid_out(self.named.model.to(self.device), self.hardware)  # as in training, to the bit
+        found = embedded(model, batches, autocast_of(self.hardware, self.device))
         self.seconds += time.monotonic() - began
         self.pictures += len(found)
         self.skipped += batches.skipped

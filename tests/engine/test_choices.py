@@ -96,7 +96,7 @@ def test_many_classes(sized: Callable[[int], Path], hub: list[str]) -> None:
     assert found.epochs == 60  # 200,000 / 960 is more than enough
     assert reasons == [
         "test set: 20 of 100 classes, held out whole, so that it shows how new classes fare",
-        "model.name=efficientnet_lite0 model.weights=hub model.pooling=auto: pretrained and light, for a CPU",
+        "model.name=efficientnet_lite0 model.weights=hub model.pooling=auto model.layer_norm=False: pretrained and light, for a CPU",
         "data.image=160 data.resize=182 optim.lr=0.0001: for fine-tuning",
         "epochs=60: 960 training pictures",
         "data.per_class=4 data.batch_size=128: 80 training classes of 12 pictures (median)",
@@ -247,8 +247,10 @@ def test_what_starts_at_random_is_trained_from_scratch(
 ) -> None:
     names = frozenset(name.replace("__", ".") for name in given)
     found, divided, reasons = chosen(settings(**given), records(sized(300), [12] * 30), names)
-    assert found.model == ModelSettings(name=given.get("model__name", "small_cnn"), weights="random")
-    assert (found.data.image, found.optim.lr, found.optim.schedule) == (96, 1e-3, "cosine")
+    name = given.get("model__name", "small_cnn")
+    assert found.model == ModelSettings(name=name, weights="random", layer_norm=name == "small_cnn")
+    rate = 1e-2 if name == "small_cnn" else 1e-3
+    assert (found.data.image, found.optim.lr, found.optim.schedule) == (96, rate, "cosine")
     assert hub == []
     assert any("learns from scratch" in reason for reason in reasons)
     trains(found, divided)

@@ -48,7 +48,7 @@ class Judge:
         ((0.1, 0.2, 0.3, 0.4), 4),
         ((0.4, 0.3, 0.2, 0.1), 1),
         ((0.1, 0.9, 0.3, 0.4), 2),
-        ((0.3, 0.3, 0.3, 0.3), 1),  # the first of equals
+        ((0.3, 0.3, 0.3, 0.2), 3),  # the last of equals
         ((0.0, 0.0, 0.0, 1e-9), 4),
         ((math.nan, 0.1, math.nan, 0.05), 2),  # no value is worse than any
     ],

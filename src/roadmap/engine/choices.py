@@ -117,13 +117,7 @@ def _class_sizes(records: Records) -> Ints:
 def _choose_size_and_model(choice: _Choice, records: Records) -> None:
     side = _median_side(records)
     gpu = device_of(choice.settings.hardware.device).type == "cuda"
-    small = {
-        "model__name": SMALL_CNN,
-        "model__weights": "random",
-        "optim__lr": 1e-3,
-        "optim__schedule": "cosine",
-        "optim__warmup": 1.0,
-    }
+    small = _from_scratch(choice)
     if side <= MIDDLE:
         size = 32 if side <= SMALL else 64
         why = f"half of the pictures have a shorter side of {side} pixels or less, too small for a pretrained network"
@@ -138,9 +132,22 @@ def _choose_size_and_model(choice: _Choice, records: Records) -> None:
         return
     why = "pretrained, fast to fine-tune on a GPU" if gpu else "pretrained and light, for a CPU"
     size = 224 if gpu else 160
-    choice.set(why, model__name=name, model__weights="hub", model__pooling="auto")
+    choice.set(why, model__name=name, model__weights="hub", model__pooling="auto", model__layer_norm=False)
     choice.set("for fine-tuning", data__image=size, data__resize=size * 8 // 7, optim__lr=1e-5 if gpu else 1e-4)
     _choose_epochs(choice, records, PICTURES_SEEN)
+
+
+def _from_scratch(choice: _Choice) -> dict[str, Any]:
+    """What suits the small network; another one that a person gave takes a gentler rate."""
+    another = "model.name" in choice.given and choice.settings.model.name != SMALL_CNN
+    return {
+        "model__name": SMALL_CNN,
+        "model__weights": "random",
+        "model__layer_norm": not another,
+        "optim__lr": 1e-3 if another else 1e-2,
+        "optim__schedule": "cosine",
+        "optim__warmup": 0.5,
+    }
 
 
 def _reason_for_scratch(choice: _Choice, name: str) -> str | None:

@@ -169,13 +169,16 @@ def _judge(job: Job, epoch: int) -> None:
     records, split = judging(select, job.splits)
     values = job.metrics(job.current, records)
     job.run.log("evaluation", job.state.step, {"epoch": epoch, "split": split, **values})
-    better = job.state.best is None or _more(values[select.metric], job.state.best.value)
+    better = job.state.best is None or _at_least(values[select.metric], job.state.best.value)
     if better:
         job.state.best = Best(epoch, values[select.metric], values)
         job.kept.load_state_dict(job.current.state_dict())
     job.display.epoch(epoch, split, values, better)
 
 
-def _more(value: float, than: float) -> bool:
-    """Any number is more than none: metrics are NaN where no query has a positive."""
-    return value > than or (math.isnan(than) and not math.isnan(value))
+def _at_least(value: float, than: float) -> bool:
+    """Of equals the later epoch is better: few held-out classes are soon all found, and training goes on to help.
+
+    Any number is more than none: metrics are NaN where no query has a positive.
+    """
+    return value >= than or math.isnan(than)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -11,6 +12,7 @@ from torch import nn
 
 from roadmap.settings import DEVICES, HardwareSettings
 
+Model = TypeVar("Model", bound=nn.Module)
 COMPILING_PAYS = 4000  # steps: compiling takes about a minute, and saves some hundredths of a second per step
 _FABRIC = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,6 +65,11 @@ def precision_of(settings: HardwareSettings, device: torch.device) -> str:
 def autocast_of(settings: HardwareSettings, device: torch.device) -> torch.dtype | None:
     """The type that the model computes in where it is not float32."""
     return _DTYPES[precision_of(settings, device)]
+
+
+def laid_out(model: Model, settings: HardwareSettings) -> Model:
+    """The model with its weights in the memory layout that is asked for."""
+    return model.to(memory_format=torch.channels_last) if settings.channels_last else model  # type: ignore[call-overload]
 
 
 def compiled(model: nn.Module, settings: HardwareSettings, device: torch.device, steps: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import nn
 from roadmap.data import Records
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import autocast_of, compiled
+from roadmap.engine.hardware import autocast_of, compiled, laid_out
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Roster, Splits, sampler_of
@@ -82,9 +82,7 @@ class Job:
 
 
 def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever, run: Run, display: Display) -> Job:
-    if settings.hardware.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = model.to(fabric.device)
+    model = laid_out(model.to(fabric.device), settings.hardware)
     sampler = sampler_of(splits.train, settings.data, settings.seed)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)
