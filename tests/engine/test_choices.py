@@ -96,7 +96,8 @@ def test_many_classes(sized: Callable[[int], Path], hub: list[str]) -> None:
     assert found.epochs == 60  # 200,000 / 960 is more than enough
     assert reasons == [
         "test set: 20 of 100 classes, held out whole, so that it shows how new classes fare",
-        "model.name=efficientnet_lite0 model.weights=hub model.pooling=auto model.layer_norm=False: pretrained and light, for a CPU",
+        "model.name=efficientnet_lite0 model.weights=hub model.pooling=auto model.layer_norm=False: "
+        "pretrained and light, for a CPU",
         "data.image=160 data.resize=182 optim.lr=0.0001: for fine-tuning",
         "epochs=60: 960 training pictures",
         "data.per_class=4 data.batch_size=128: 80 training classes of 12 pictures (median)",
