@@ -113,9 +113,11 @@ def test_values_that_cannot_be(kind: type, values: dict[str, Any], message: str)
 
 
 def test_none_stands_for_what_is_worked_out() -> None:
-    OptimSettings(head_lr=None, loss_lr=None, clip=None, ema=None)
-    DataSettings(batches=None, workers=None, root=None)
-    HardwareSettings(threads=None)
+    optim = OptimSettings(head_lr=None, loss_lr=None, clip=None, ema=None)
+    assert (optim.head_lr, optim.loss_lr, optim.clip, optim.ema) == (None,) * 4
+    data = DataSettings(batches=None, workers=None, root=None)
+    assert (data.batches, data.workers, data.root) == (None,) * 3
+    assert HardwareSettings(threads=None).threads is None
 
 
 def test_known_names_are_passed_on() -> None:

@@ -46,7 +46,7 @@ def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def test_embeddings(model: Retriever, test: Records, settings: Settings) -> Embeddings:
+def unseen_embeddings(model: Retriever, test: Records, settings: Settings) -> Embeddings:
     """Of the characters that no loss has seen, by a model."""
     crop = CentreCrop(settings.data.image, settings.data.resize, model.mean, model.std)
     pack = fresh_pack(test, settings.data.side)
@@ -59,7 +59,7 @@ def write_page(path: Path, settings: Settings, runs: Mapping[str, Run], metrics:
     torch.manual_seed(settings.seed)
     models = {UNTRAINED: retriever(settings.model, settings.data.image)}
     models |= {name: load_checkpoint(run.best)[0] for name, run in runs.items()}
-    vectors = {name: test_embeddings(model, test, settings) for name, model in models.items()}
+    vectors = {name: unseen_embeddings(model, test, settings) for name, model in models.items()}
     pack = fresh_pack(test, settings.data.side)
     retrieval_page(path, "Characters never seen in training", Collection(vectors, test, pack), metrics=metrics)
 
