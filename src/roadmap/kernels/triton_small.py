@@ -78,17 +78,20 @@ def _unit_gradient(
     i = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BN + tl.arange(0, BN)
     out = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, inner, BK):
-        j = start + tl.arange(0, BK)
-        ok = (i < rows)[:, None] & (j < inner)[None, :]
-        w = tl.load(W + i[:, None] * stride_row + j[None, :] * stride_inner, mask=ok, other=0.0)
-        if BOTH:
-            w += tl.load(W + j[None, :] * stride_row + i[:, None] * stride_inner, mask=ok, other=0.0)
-        at = j[:, None] * PADDED + d[None, :]
-        u = tl.load(Hi + at).to(tl.float32) + tl.load(Lo + at).to(tl.float32)  # 4096 times the unit vectors
-        # Three TF32 products would cost accuracy; so would one long sum, whose rounding grows with its length. The
-        # factor between product and sum keeps the compiler from running the products of all blocks into one.
-        out += tl.dot(w, u, input_precision="ieee") * 0.000244140625
+    # Sums of sums of sums: the rounding of one long sum grows with its length, and would be all of the error.
+    for first in range(0, inner, 8 * BK):
+        part = tl.zeros((BM, BN), tl.float32)
+        for start in range(first, tl.minimum(first + 8 * BK, inner), BK):
+            j = start + tl.arange(0, BK)
+            ok = (i < rows)[:, None] & (j < inner)[None, :]
+            w = tl.load(W + i[:, None] * stride_row + j[None, :] * stride_inner, mask=ok, other=0.0)
+            if BOTH:
+                w += tl.load(W + j[None, :] * stride_row + i[:, None] * stride_inner, mask=ok, other=0.0)
+            at = j[:, None] * PADDED + d[None, :]
+            u = tl.load(Hi + at).to(tl.float32) + tl.load(Lo + at).to(tl.float32)  # 4096 times the unit vectors
+            # Three TF32 products would cost accuracy. The factor keeps the compiler from summing into `part` directly.
+            part += tl.dot(w, u, input_precision="ieee") * 0.000244140625
+        out += part
     tl.store(Out + i[:, None] * PADDED + d[None, :], out, mask=(i < rows)[:, None])
 
 
