@@ -20,7 +20,7 @@ from roadmap.data.loading import SIDE
 from roadmap.embed import Embeddings, embedded
 from roadmap.engine.choices import OWN, chosen
 from roadmap.engine.hardware import autocast_of, laid_out, precision_of
-from roadmap.engine.pictures import pack_of_all
+from roadmap.engine.pictures import on_error_of, pack_of_all
 from roadmap.settings import DataSettings, HardwareSettings, Settings
 
 SHOWN = 3  # skipped pictures that are named
@@ -73,7 +73,7 @@ class Source:
             self.decoded(part),
             self.device,
             0 if len(part) <= self.data.batch_size else None,  # a single batch is not worth starting processes
-            "skip" if self.data.on_error == "skip" else "raise",
+            on_error_of(self.data),
         )
         began = time.monotonic()
         model = laid_out(self.named.model.to(self.device), self.hardware)  # as in training, to the bit

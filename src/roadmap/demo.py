@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from roadmap.conf.composition import composed
-from roadmap.data import CentreCrop, Records, evaluation_batches, fresh_pack
-from roadmap.embed import Embeddings, embedded
+from roadmap.data import fresh_pack
 from roadmap.engine import fit
+from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import records_of
-from roadmap.models import Retriever, load_checkpoint, retriever
+from roadmap.models import load_checkpoint, retriever
 from roadmap.report.retrievals import Collection, retrieval_page
 from roadmap.runs import Run
 from roadmap.settings import Settings
@@ -32,8 +32,8 @@ UNTRAINED = "untrained"
 SHOWN = ("R@1", "mAP@R")
 Metrics = Mapping[str, Mapping[str, float]]  # of each model
 OWN_PICTURES = """With your own pictures, in a folder per class:
-    {run} train data=folder data.root=PICTURES
-    docs/guides/own-pictures.md walks from there to a report and a search."""
+    .venv/bin/roadmap train data=folder data.root=PICTURES
+    docs/guides/own-pictures.md walks from there to a page of results and vectors to search."""
 
 
 def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
@@ -46,22 +46,20 @@ def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def unseen_embeddings(model: Retriever, test: Records, settings: Settings) -> Embeddings:
-    """Of the characters that no loss has seen, by a model."""
-    crop = CentreCrop(settings.data.image, settings.data.resize, model.mean, model.std)
-    pack = fresh_pack(test, settings.data.side)
-    return embedded(model, evaluation_batches(test, crop, pictures=pack), progress=False)
-
-
 def write_page(path: Path, settings: Settings, runs: Mapping[str, Run], metrics: Metrics) -> None:
     """The same queries, and what the untrained network and each loss retrieve for them."""
-    test = records_of(settings.data).split("test")
+    glyphs = records_of(settings.data)
+    test = glyphs.split("test")
     torch.manual_seed(settings.seed)
     models = {UNTRAINED: retriever(settings.model, settings.data.image)}
     models |= {name: load_checkpoint(run.best)[0] for name, run in runs.items()}
-    vectors = {name: unseen_embeddings(model, test, settings) for name, model in models.items()}
-    pack = fresh_pack(test, settings.data.side)
-    retrieval_page(path, "Characters never seen in training", Collection(vectors, test, pack), metrics=metrics)
+    vectors = {}
+    for name, model in models.items():
+        pictures = Pictures(settings, model, torch.device("cpu"), quiet=True)
+        pictures.packed(glyphs)
+        vectors[name] = pictures.embedded(model, test, None)
+    shown = Collection(vectors, test, fresh_pack(test, settings.data.side))
+    retrieval_page(path, "Characters never seen in training", shown, metrics=metrics)
 
 
 def print_table(metrics: Metrics) -> None:
@@ -97,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_table(metrics)
     print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")
     print(f"It took {time.monotonic() - began:.0f} s. Runs, with weights and logs: {options.out / 'runs'}\n")
-    print(OWN_PICTURES.format(run=".venv/bin/roadmap"))
+    print(OWN_PICTURES)
 
 
 if __name__ == "__main__":

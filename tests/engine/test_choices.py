@@ -72,7 +72,10 @@ def settings(**changed: Any) -> Settings:
 def trains(found: Settings, divided: Records) -> None:
     """What was chosen fits together: splits and batches can be made of it."""
     splits = splits_of(divided, found.data, found.select)
-    sampler_of(splits.train, found.data, 0).epoch_batches(0)
+    batches = sampler_of(splits.train, found.data, 0).epoch_batches(0)
+    assert batches.shape[1] == found.data.batch_size
+    assert 0 <= batches.min() <= batches.max() < len(splits.train)
+    assert splits.tests
 
 
 def test_datasets_with_recipes_are_left_alone(sized: Callable[[int], Path]) -> None:

@@ -157,7 +157,8 @@ def test_what_is_no_merit_chooses_nothing(metric: str, pictures: Path, tmp_path:
 
 
 def test_the_last_epoch_needs_no_metric(pictures: Path, tmp_path: Path) -> None:
-    fit(tiny(pictures, tmp_path / "run", select__by="last", select__metric="beauty", epochs=1), quiet=True)
+    folder = fit(tiny(pictures, tmp_path / "run", select__by="last", select__metric="beauty", epochs=1), quiet=True)
+    assert summary(folder)["best epoch"] == 1
 
 
 def test_a_run_without_a_test_set(pictures: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from roadmap.atomic import replaced
 from roadmap.data.images import Box, PictureError, Pixels, shrunk, upright
 from roadmap.data.packs import (
     CHANNELS,
@@ -125,15 +126,13 @@ def write_shard(shard: _Shard, folder: str, side: int, on_error: OnError) -> int
         temporary.replace(final)
     finally:
         temporary.unlink(missing_ok=True)
-    write_atomically(final.with_suffix(".json"), json.dumps({"sizes": sizes, "failures": failures}))
+    _write_json(final.with_suffix(".json"), {"sizes": sizes, "failures": failures})
     return len(shard.paths)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """A file is there whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    temporary.replace(path)
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with replaced(path) as temporary:
+        Path(temporary).write_text(json.dumps(content))
 
 
 def _finished(records: Records, side: int, folder: Path, shards: Sequence[_Shard]) -> Pack:
@@ -180,7 +179,7 @@ def sealed(
         "paths": list(records.paths),
         "keys": list(keys),
     }
-    write_atomically(folder / "pack.json", json.dumps(about))
+    _write_json(folder / "pack.json", about)
     kept = {index_name, *files, *(Path(name).with_suffix(".json").name for name in files)}
     for old in [*folder.glob("pixels-*"), *folder.glob("index-*.npy")]:
         if old.name not in kept and not old.name.endswith(".partial"):

@@ -23,12 +23,18 @@ from roadmap.data import (
     pack_folder,
     training_batches,
 )
+from roadmap.data.packing import OnError
 from roadmap.embed import Embeddings, embedded
 from roadmap.models import Retriever
 from roadmap.settings import DataSettings, Settings
 
 LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
 log = logging.getLogger("roadmap.engine")
+
+
+def on_error_of(data: DataSettings) -> OnError:
+    """What the settings say about a picture that cannot be decoded, in the type that the data functions take."""
+    return "skip" if data.on_error == "skip" else "raise"
 
 
 def pack_of_all(records: Records, data: DataSettings, progress: bool = True) -> Pack | None:
@@ -50,7 +56,7 @@ def pack_of_all(records: Records, data: DataSettings, progress: bool = True) -> 
                 size / 1e9,
             )
             return None
-    return pack(records, data.side, on_error="skip" if data.on_error == "skip" else "raise", progress=progress)
+    return pack(records, data.side, on_error=on_error_of(data), progress=progress)
 
 
 class Pictures:
@@ -102,7 +108,7 @@ class Pictures:
             self.device,
             self.settings.seed,
             data.workers,
-            "skip" if data.on_error == "skip" else "raise",
+            on_error_of(data),
         )
         batches.skipped = self.skipped  # one list for the whole run
         return batches
@@ -117,7 +123,7 @@ class Pictures:
             self._pack(records),
             self.device,
             data.workers,
-            "skip" if data.on_error == "skip" else "raise",
+            on_error_of(data),
         )
         batches.skipped = self.skipped
         return embedded(model, batches, autocast, progress=False if self.quiet else None)

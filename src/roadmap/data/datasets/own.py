@@ -58,7 +58,24 @@ def folder(root: Path) -> Records:
     if any("/" in name for name in class_names):
         categories, category_names = numbered([name.rpartition("/")[0] for name in classes])
     splits = np.asarray([path.split("/")[0] for path in paths]) if split_by_folder else None
-    return Records(root.name, root, tuple(paths), labels, class_names, categories, category_names, splits=splits)
+    notes = _empty_classes(root)
+    return Records(
+        root.name, root, tuple(paths), labels, class_names, categories, category_names, splits=splits, notes=notes
+    )
+
+
+def _empty_classes(root: Path) -> tuple[str, ...]:
+    """A note where folders hold neither pictures nor folders: classes that somebody forgot to fill, perhaps."""
+    folders = [p for p in sorted(root.rglob("*")) if p.is_dir() and not _hidden(p.relative_to(root))]
+    empty = [
+        p.relative_to(root).as_posix()
+        for p in folders
+        if not any(inner.is_dir() or inner.suffix.lower() in PICTURE_SUFFIXES for inner in p.iterdir())
+    ]
+    if not empty:
+        return ()
+    named = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
+    return (f"{len(empty)} {'folder holds' if len(empty) == 1 else 'folders hold'} no picture: {named}",)
 
 
 def _hidden(path: Path) -> bool:
