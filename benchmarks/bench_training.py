@@ -28,7 +28,7 @@ from roadmap.engine.display import Display
 from roadmap.engine.fit import train_epoch
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.splits import records_of, sampler_of, splits_of
+from roadmap.engine.splits import records_of, splits_of
 from roadmap.engine.step import Watch
 from roadmap.models import retriever
 from roadmap.runs import Run
@@ -95,8 +95,7 @@ def bare(job: Job, steps: int) -> Callable[[], int]:
 
 def loop(job: Job) -> Callable[[], int]:
     """An epoch of training, as `fit` does it."""
-    sampler = sampler_of(job.splits.train, job.settings.data, 0)
-    batches = job.pictures.training(job.splits.train, sampler)
+    batches = job.pictures.training(job.splits.train, job.sampler)
     watch = Watch(job.splits.train, scaled=False)
 
     def run() -> int:

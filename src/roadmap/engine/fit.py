@@ -112,7 +112,7 @@ def _before(job: Job) -> dict[str, dict[str, float]]:
 
 def _train(job: Job) -> None:
     """All remaining epochs."""
-    sampler = sampler_of(job.splits.train, job.settings.data, job.settings.seed)
+    sampler = job.sampler
     sampler.position = job.state.step
     batches = job.pictures.training(job.splits.train, sampler)
     watch = Watch(job.splits.train, scaled=job.state.scaler is not None)

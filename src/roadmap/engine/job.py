@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from roadmap.data import Records
+from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import autocast_of, compiled, laid_out
@@ -33,6 +33,7 @@ class Job:
     settings: Settings
     fabric: Fabric
     splits: Splits
+    sampler: MPerClass | CategoryPairs
     pictures: Pictures
     state: TrainState
     parts: Parts
@@ -107,7 +108,7 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         pictures.packed(everything)
-    return Job(settings, fabric, splits, pictures, state, parts, run, display)
+    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display)
 
 
 def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:
