@@ -30,12 +30,12 @@ from measure import provenance
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from roadmap.data import Batches, Pack, Records, dataset, training_batches
-from roadmap.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from roadmap.data.batches.augment import IMAGENET_MEAN, IMAGENET_STD
+from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.checking import decoding_failures
-from roadmap.data.images import Box, shrunk, upright
-from roadmap.data.packing import pack
-from roadmap.data.processes import worked
-from roadmap.data.samplers import MPerClass
+from roadmap.data.pictures.images import Box, shrunk, upright
+from roadmap.data.pictures.packing import pack
+from roadmap.data.pictures.processes import worked
 
 SIZE = 224
 SIDE = 256  # of a pack

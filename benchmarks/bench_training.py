@@ -22,8 +22,16 @@ import numpy as np
 import torch
 from measure import provenance
 
+from roadmap.config.settings import (
+    DataSettings,
+    HardwareSettings,
+    ModelSettings,
+    OptimSettings,
+    SelectSettings,
+    Settings,
+)
 from roadmap.data import Records
-from roadmap.data.packing import pack_of
+from roadmap.data.pictures.packing import pack_of
 from roadmap.engine.display import Display
 from roadmap.engine.fit import train_epoch
 from roadmap.engine.hardware import engine_of
@@ -32,7 +40,6 @@ from roadmap.engine.splits import records_of, splits_of
 from roadmap.engine.step import Watch
 from roadmap.models import retriever
 from roadmap.runs import Run
-from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, OptimSettings, SelectSettings, Settings
 
 MODELS = {
     "vit_small_patch14_dinov2": {},

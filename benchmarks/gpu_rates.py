@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from triton.testing import do_bench
 
-from roadmap.kernels.triton_launch import Arena
-from roadmap.kernels.triton_math import sigmoid
-from roadmap.kernels.triton_small import score_matrix
-from roadmap.kernels.triton_units import unit_vectors
+from roadmap.kernels.triton.launch import Arena
+from roadmap.kernels.triton.math import sigmoid
+from roadmap.kernels.triton.small import score_matrix
+from roadmap.kernels.triton.units import unit_vectors
 
 
 @triton.jit

@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib")
 
 from roadmap import demo
 from roadmap.data import Pack, Records
-from roadmap.data.glyphs import RECORDS, glyphs
-from roadmap.data.packing import pack_of
+from roadmap.data.datasets.glyphs import RECORDS, glyphs
+from roadmap.data.pictures.packing import pack_of
 
 
 @pytest.fixture(scope="module")

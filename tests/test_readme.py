@@ -99,7 +99,7 @@ def test_the_commands_on_ones_own_pictures_run(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "ROADMAP_CACHE": str(tmp_path / "cache")}
     for command in [c for c in commands() if c.startswith("roadmap ") and "recipe=" not in c]:
         words = shlex.split(command)[1:]
-        line = [sys.executable, "-c", "from roadmap.cli import app; app()", *words, *short.get(words[0], [])]
+        line = [sys.executable, "-c", "from roadmap.cli.app import app; app()", *words, *short.get(words[0], [])]
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert (tmp_path / "runs" / "NAME" / "checkpoints" / "best.safetensors").is_file()
@@ -121,7 +121,7 @@ def _draw_pictures(folder: Path) -> None:
 
 
 def test_the_number_of_recipes_is_right() -> None:
-    recipes = list((ROOT / "src" / "roadmap" / "conf" / "recipe").glob("*.yaml"))
+    recipes = list((ROOT / "src" / "roadmap" / "config" / "groups" / "recipe").glob("*.yaml"))
     assert f"one of {len(recipes)} recipes" in README
 
 

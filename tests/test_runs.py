@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from roadmap import runs
+from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, OptimSettings, Settings
 from roadmap.runs import Run, environment
-from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, OptimSettings, Settings
 
 NOON = time.strptime("2021-12-06 12:00:00", "%Y-%m-%d %H:%M:%S")
 

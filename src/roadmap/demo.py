@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from roadmap.conf.composition import composed
+from roadmap.config.composition import composed
+from roadmap.config.settings import Settings
 from roadmap.data import fresh_pack
 from roadmap.engine import fit
 from roadmap.engine.pictures import Pictures
@@ -25,7 +26,6 @@ from roadmap.engine.splits import records_of
 from roadmap.models import load_checkpoint, retriever
 from roadmap.report.retrievals import Collection, retrieval_page
 from roadmap.runs import Run
-from roadmap.settings import Settings
 
 LOSSES = {"smoothap": "SmoothAP", "supap": "SupAP", "roadmap": "ROADMAP"}
 UNTRAINED = "untrained"

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from roadmap.atomic import replaced
-from roadmap.settings import Settings
+from roadmap.config.settings import Settings
 
 PACKAGES = ("roadmap", "torch", "torchvision", "timm", "triton", "lightning-fabric", "hydra-core", "numpy", "pillow")
 

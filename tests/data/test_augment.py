@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as tv
 
-from roadmap.data.augment import CentreCrop, RandomCrop, Windows, batched_crops, cpu_crop, normalised, resized_crops
+from roadmap.data.batches.augment import (
+    CentreCrop,
+    RandomCrop,
+    Windows,
+    batched_crops,
+    cpu_crop,
+    normalised,
+    resized_crops,
+)
 
 SIZES = [(60, 80), (91, 60), (33, 33), (20, 150), (7, 5)]
 
@@ -104,7 +112,7 @@ def test_a_batch_in_chunks_is_the_same_batch(monkeypatch):
     _, flat, starts, heights, widths = pictures()
     windows = crop.windows(heights, widths, crop.draws(5, 0, 0))
     whole = resized_crops(torch.from_numpy(flat), starts, widths, windows, crop)
-    monkeypatch.setattr("roadmap.data.augment._CHUNK_BYTES", 1)
+    monkeypatch.setattr("roadmap.data.batches.augment._CHUNK_BYTES", 1)
     parts = resized_crops(torch.from_numpy(flat), starts, widths, windows, crop)
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
 

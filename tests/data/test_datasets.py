@@ -12,7 +12,7 @@ import pytest
 from roadmap.data.checking import checked
 from roadmap.data.datasets import READERS, SOURCES, dataset
 from roadmap.data.datasets.sfm import hashed
-from roadmap.data.images import picture
+from roadmap.data.pictures.images import picture
 from roadmap.data.records import UNLABELLED
 
 from . import layouts

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from roadmap.data.batches.samplers import CategoryPairs
 from roadmap.data.checking import checked
 from roadmap.data.datasets import dataset
-from roadmap.data.glyphs import FACES, FEWEST_PICTURES, export, glyphs, script
-from roadmap.data.packs import Pack, fresh_pack
-from roadmap.data.samplers import CategoryPairs
+from roadmap.data.datasets.glyphs import FACES, FEWEST_PICTURES, export, glyphs, script
+from roadmap.data.pictures.packs import Pack, fresh_pack
 
 
 @pytest.fixture(scope="module")

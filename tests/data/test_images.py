@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from roadmap.data.images import PictureError, picture, shrunk
+from roadmap.data.pictures.images import PictureError, picture, shrunk
 
 
 def gradient(height=12, width=20) -> np.ndarray:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from roadmap.data.augment import CentreCrop, RandomCrop, cpu_crop
+from roadmap.data.batches.augment import CentreCrop, RandomCrop, cpu_crop
+from roadmap.data.batches.delivery import Request, Resident, Streamed, Threaded
+from roadmap.data.batches.loading import evaluation_batches, pack_or_offer, training_batches
+from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.datasets import dataset
-from roadmap.data.delivery import Request, Resident, Streamed, Threaded
-from roadmap.data.images import PictureError, picture
-from roadmap.data.loading import evaluation_batches, pack_or_offer, training_batches
-from roadmap.data.packing import pack
-from roadmap.data.packs import fresh_pack
-from roadmap.data.samplers import MPerClass
+from roadmap.data.pictures.images import PictureError, picture
+from roadmap.data.pictures.packing import pack
+from roadmap.data.pictures.packs import fresh_pack
 
 from . import layouts
 

@@ -12,9 +12,9 @@ from PIL import Image
 
 from roadmap.data import packing
 from roadmap.data.datasets import dataset
-from roadmap.data.images import PictureError, picture, shrunk
-from roadmap.data.packing import pack
-from roadmap.data.packs import Pack, PackError, fresh_pack, pack_folder
+from roadmap.data.pictures.images import PictureError, picture, shrunk
+from roadmap.data.pictures.packing import pack
+from roadmap.data.pictures.packs import Pack, PackError, fresh_pack, pack_folder
 
 from . import layouts
 

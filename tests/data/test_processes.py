@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from roadmap.data.processes import worked
+from roadmap.data.pictures.processes import worked
 
 SOURCE = Path(__file__).parents[2] / "src"
 PID = "__import__('os').getpid()"
@@ -29,7 +29,8 @@ def test_few_workers_are_this_process(workers):
 
 def test_work_is_done_elsewhere_and_without_torch():
     assert "torch" in sys.modules
-    asked = "(__import__('roadmap.data.packing'), __import__('os').getpid(), 'torch' in __import__('sys').modules)[1:]"
+    module = "roadmap.data.pictures.packing"
+    asked = f"(__import__('{module}'), __import__('os').getpid(), 'torch' in __import__('sys').modules)[1:]"
     answers = [answer for _, answer in worked(eval, [asked] * 4, 2)]
     assert os.getpid() not in [pid for pid, _ in answers]
     assert [torch for _, torch in answers] == [False] * 4

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roadmap.data.batches.samplers import CategoryPairs, MPerClass
 from roadmap.data.datasets import dataset
-from roadmap.data.samplers import CategoryPairs, MPerClass
 
 
 @st.composite

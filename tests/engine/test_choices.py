@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, SelectSettings, Settings
 from roadmap.data import Records, dataset
 from roadmap.engine import fit
 from roadmap.engine.choices import chosen
 from roadmap.engine.splits import sampler_of, splits_of
 from roadmap.models import WeightsError
-from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, SelectSettings, Settings
 
 from .worlds import summary, write_classes
 

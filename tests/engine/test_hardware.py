@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roadmap.engine.hardware import autocast_of, compiled, device_of, engine_of, precision_of
-from roadmap.settings import HardwareSettings
+from roadmap.config.settings import HardwareSettings
+from roadmap.engine.hardware import compiled, engine_of
+from roadmap.hardware import autocast_of, device_of, precision_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

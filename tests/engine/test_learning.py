@@ -8,10 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roadmap.config.settings import (
+    DataSettings,
+    HardwareSettings,
+    ModelSettings,
+    OptimSettings,
+    SelectSettings,
+    Settings,
+)
 from roadmap.data import Records
-from roadmap.data.glyphs import glyphs
+from roadmap.data.datasets.glyphs import glyphs
 from roadmap.engine import fit
-from roadmap.settings import DataSettings, HardwareSettings, ModelSettings, OptimSettings, SelectSettings, Settings
 
 from .worlds import summary
 

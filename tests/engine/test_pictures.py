@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from roadmap.config.settings import DataSettings, SelectSettings
 from roadmap.data import UNLABELLED, Records, pack, pack_folder
 from roadmap.engine import fit
 from roadmap.engine.pictures import Pictures, pack_of_all
 from roadmap.engine.splits import Splits, records_of, sampler_of, splits_of
 from roadmap.models import retriever
-from roadmap.settings import DataSettings, SelectSettings
 
 from .worlds import job, last, summary, tiny, write_classes
 
@@ -240,7 +240,7 @@ def test_without_a_pack_files_are_read_even_if_one_is_there(own: Path) -> None:
 def test_drawn_pictures_have_no_files_and_always_a_pack(tmp_path: Path) -> None:
     drawn = tmp_path / "drawn"
     few = Records("drawn", drawn, ("a.png", "b.png"), np.asarray([0, 1]))
-    from roadmap.data.packing import pack_of
+    from roadmap.data.pictures.packing import pack_of
 
     pack_of(iter([np.zeros((8, 8, 3), np.uint8)] * 2), few, 8, drawn)
     for choice in ("no", "auto", "yes"):

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from roadmap.config.settings import Settings
 from roadmap.engine import TrainState, fit, job, resume
 from roadmap.runs import Run
-from roadmap.settings import Settings
 
 from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, summary, tiny
 
@@ -210,7 +210,7 @@ def test_a_process_that_was_killed(pictures: Path, tmp_path: Path) -> None:
     program = """
 import importlib, json, sys, time
 module = importlib.import_module("roadmap.engine.fit")
-from roadmap.settings import Settings
+from roadmap.config.settings import Settings
 real = module.step
 def step(state, batch, parts):
     if state.step == 7:

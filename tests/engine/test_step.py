@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roadmap.config.settings import HardwareSettings, ModelSettings, OptimSettings
 from roadmap.data import (
     Batch,
     Batches,
@@ -22,7 +23,7 @@ from roadmap.data import (
     evaluation_batches,
     training_batches,
 )
-from roadmap.embed import Embeddings, embedded
+from roadmap.embeddings import Embeddings, embedded
 from roadmap.engine import fit
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.hardware import engine_of
@@ -32,7 +33,6 @@ from roadmap.engine.step import Outcome, Parts, step
 from roadmap.losses import ROADMAP
 from roadmap.losses.named import named_loss
 from roadmap.models import Retriever, load_checkpoint, retriever
-from roadmap.settings import HardwareSettings, ModelSettings, OptimSettings
 
 from .worlds import assert_equal, best_weights, last, tiny
 

@@ -14,13 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from roadmap.engine.display import Display
-from roadmap.engine.hardware import engine_of
-from roadmap.engine.job import Job, job_of
-from roadmap.engine.splits import records_of, splits_of
-from roadmap.models import load_checkpoint, retriever
-from roadmap.runs import Run
-from roadmap.settings import (
+from roadmap.config.settings import (
     DataSettings,
     HardwareSettings,
     ModelSettings,
@@ -28,6 +22,12 @@ from roadmap.settings import (
     SelectSettings,
     Settings,
 )
+from roadmap.engine.display import Display
+from roadmap.engine.hardware import engine_of
+from roadmap.engine.job import Job, job_of
+from roadmap.engine.splits import records_of, splits_of
+from roadmap.models import load_checkpoint, retriever
+from roadmap.runs import Run
 
 SIDE, IMAGE = 20, 16
 TIMED = {"pictures per second", "training seconds"}

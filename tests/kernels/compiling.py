@@ -52,7 +52,7 @@ def compiled_not_launched(monkeypatch: pytest.MonkeyPatch, capability: int = 90)
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
-    from roadmap.kernels import triton_launch
+    from roadmap.kernels.triton import launch
 
     kernels: list[Kernel] = []
 
@@ -68,5 +68,5 @@ def compiled_not_launched(monkeypatch: pytest.MonkeyPatch, capability: int = 90)
 
     with monkeypatch.context() as patch:
         patch.setattr(JITFunction, "run", compile_only)
-        patch.setattr(triton_launch, "_DIRECT", False)
+        patch.setattr(launch, "_DIRECT", False)
         yield kernels

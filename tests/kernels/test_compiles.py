@@ -34,10 +34,10 @@ def test_losses_from_embeddings_compile(rule: str, path: str, gallery: bool, mon
 
 def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     with compiled_not_launched(monkeypatch) as compiled:
-        from roadmap.kernels import triton_rows
+        from roadmap.kernels.triton import rows
 
         mask = torch.zeros(3, 5000, dtype=torch.bool)
-        triton_rows.ap_and_slope(torch.zeros(3, 5000), mask, mask, SUPAP, True)
+        rows.ap_and_slope(torch.zeros(3, 5000), mask, mask, SUPAP, True)
     assert [kernel.name for kernel in compiled] == ["_rank_rows"]
 
 
@@ -50,9 +50,9 @@ def test_counts_compile_to_products_on_the_tensor_cores(monkeypatch: pytest.Monk
 
 
 def test_crops_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from roadmap.kernels import triton_crops
+    from roadmap.kernels.triton import crops
 
     with compiled_not_launched(monkeypatch) as compiled:
-        numbers = torch.zeros(2, triton_crops.NUMBERS, dtype=torch.int64)
-        triton_crops.crops(torch.zeros(12, dtype=torch.uint8), numbers, 224, (0.0, 0.1, 0.2), (1.0, 1.1, 1.2))
+        numbers = torch.zeros(2, crops.NUMBERS, dtype=torch.int64)
+        crops.crops(torch.zeros(12, dtype=torch.uint8), numbers, 224, (0.0, 0.1, 0.2), (1.0, 1.1, 1.2))
     assert [kernel.name for kernel in compiled] == ["_crops"]

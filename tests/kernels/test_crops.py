@@ -24,7 +24,7 @@ def test_crops_under_the_interpreter() -> None:
 
 
 def _interpreted() -> None:
-    from roadmap.data.augment import CentreCrop, RandomCrop, batched_crops, resized_crops
+    from roadmap.data.batches.augment import CentreCrop, RandomCrop, batched_crops, resized_crops
 
     random = np.random.default_rng(0)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in SIZES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from roadmap.kernels.triton_launch import Arena, _tape, signature_of
+from roadmap.kernels.triton.launch import Arena, _tape, signature_of
 
 
 def test_an_arena_measures_first_and_then_hands_out_one_buffer() -> None:

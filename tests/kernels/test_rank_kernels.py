@@ -184,11 +184,11 @@ def random_scores(M: int, N: int, dtype: torch.dtype = torch.float32) -> tuple[T
 @on_triton
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (2, 200)])
 def test_triton_from_scores_agrees_with_blocked(shape: tuple[int, int]) -> None:
-    from roadmap.kernels import triton_rows
+    from roadmap.kernels.triton import rows
 
     scores, positives, negatives = random_scores(*shape)
     for rule in (RankRule("supap", 0.01, 100.0, 0.05), RankRule("smoothap", 0.1)):
-        found = triton_rows.ap_and_slope(scores, positives, negatives, rule, True)
+        found = rows.ap_and_slope(scores, positives, negatives, rule, True)
         truth = blocked.ap_and_slope(scores.double(), positives, negatives, rule, True)
         for f, t in zip(found, truth, strict=True):
             assert f is not None

@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from roadmap.config.settings import ModelSettings
 from roadmap.models import Retriever, WeightsError, load_checkpoint, retriever, save_checkpoint
-from roadmap.settings import ModelSettings
 
 MODELS = {
     "small_cnn": ModelSettings("small_cnn", pooling="gem", layer_norm=True, dim=6, freeze_batch_norm=True),

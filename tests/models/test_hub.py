@@ -13,9 +13,9 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from roadmap.config.settings import ModelSettings
 from roadmap.models import WeightsError, retriever
 from roadmap.models.hub import hub_file
-from roadmap.settings import ModelSettings
 
 
 @pytest.fixture

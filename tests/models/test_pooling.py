@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from roadmap.config.settings import ModelSettings
 from roadmap.models import Retriever, retriever
 from roadmap.models.pooling import generalised_mean
-from roadmap.settings import ModelSettings
 
 
 def literal_gem(cells: list[float], p: float) -> float:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import roadmap.models
+from roadmap.config.settings import ModelSettings
 from roadmap.models import Retriever, retriever
-from roadmap.settings import ModelSettings
 
 HEADS = {
     "small_cnn": ModelSettings("small_cnn", pooling="gem", layer_norm=True, dim=7),

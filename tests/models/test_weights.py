@@ -16,8 +16,8 @@ import torchvision
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from roadmap.config.settings import ModelSettings
 from roadmap.models import Retriever, WeightsError, retriever, save_checkpoint
-from roadmap.settings import ModelSettings
 
 State = dict[str, Tensor]
 

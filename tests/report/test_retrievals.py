@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from roadmap.data import UNLABELLED, Records, picture_key
-from roadmap.data.images import Pixels
-from roadmap.embed import Embeddings
+from roadmap.data.pictures.images import Pixels
+from roadmap.embeddings import Embeddings
 from roadmap.metrics import retrieval_metrics
 from roadmap.report import Collection, retrieval_page
 from roadmap.report.retrievals import grouped, sampled

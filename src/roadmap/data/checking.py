@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roadmap.data.datasets.sources import SOURCES
-from roadmap.data.images import Box, PictureError, upright
-from roadmap.data.packing import progress_bar
-from roadmap.data.packs import Pack, source_stamp
-from roadmap.data.processes import worked
+from roadmap.data.pictures.images import Box, PictureError, upright
+from roadmap.data.pictures.packing import progress_bar
+from roadmap.data.pictures.packs import Pack, source_stamp
+from roadmap.data.pictures.processes import worked
 from roadmap.data.records import UNLABELLED, Records
 
 _CHUNK = 64

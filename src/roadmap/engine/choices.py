@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
-from roadmap.engine.hardware import device_of
 from roadmap.engine.splits import held_out_classes
+from roadmap.hardware import device_of
 from roadmap.models import WeightsError
 from roadmap.models.backbones import SMALL as SMALL_CNN
 from roadmap.models.hub import hub_file
-from roadmap.settings import Settings
 
 OWN = ("folder", "table")
 MANY_CLASSES = 20  # from which whole classes can be spared for the test

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.engine.splits import Splits
 from roadmap.engine.state import Best
 from roadmap.runs import Run
-from roadmap.settings import Settings
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

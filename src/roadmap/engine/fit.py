@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from roadmap.config.settings import Settings
 from roadmap.data import Batches
 from roadmap.engine.choices import chosen
 from roadmap.engine.display import Display
@@ -19,7 +20,6 @@ from roadmap.engine.state import Best
 from roadmap.engine.step import NonFiniteError, Watch, step
 from roadmap.models import retriever
 from roadmap.runs import Run
-from roadmap.settings import Settings
 
 LOGGED = 20  # steps of an epoch that are logged, at most: a line costs the host half a millisecond
 

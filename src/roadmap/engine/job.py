@@ -10,20 +10,21 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from roadmap.config.settings import Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import autocast_of, compiled, laid_out
+from roadmap.engine.hardware import compiled
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Roster, Splits, sampler_of
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
-from roadmap.evaluate import dataset_evaluation
+from roadmap.evaluation import dataset_evaluation
+from roadmap.hardware import autocast_of, laid_out
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.runs import Run
-from roadmap.settings import Settings
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from roadmap.config.settings import OptimSettings
 from roadmap.models import Retriever
-from roadmap.settings import OptimSettings
 
 Schedule = Callable[[int], float]
 LOSS_RATE = 100.0  # proxies start at random, the backbone does not

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from roadmap.config.settings import DataSettings, Settings
 from roadmap.data import (
     Batches,
     CategoryPairs,
@@ -23,10 +24,9 @@ from roadmap.data import (
     pack_folder,
     training_batches,
 )
-from roadmap.data.packing import OnError
-from roadmap.embed import Embeddings, embedded
+from roadmap.data.pictures.packing import OnError
+from roadmap.embeddings import Embeddings, embedded
 from roadmap.models import Retriever
-from roadmap.settings import DataSettings, Settings
 
 LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
 log = logging.getLogger("roadmap.engine")

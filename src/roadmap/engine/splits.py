@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from roadmap.config.settings import DataSettings, SelectSettings
 from roadmap.data import UNLABELLED, CategoryPairs, MPerClass, Records, dataset
-from roadmap.evaluate import merits
-from roadmap.settings import DataSettings, SelectSettings
+from roadmap.evaluation import merits
 
 FEWEST_HELD = 2  # classes: with one, every neighbour is right
 

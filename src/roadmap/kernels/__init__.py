@@ -100,7 +100,7 @@ class _ApFromScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
         if runs_on_triton(scores):
-            from roadmap.kernels.triton_rows import ap_and_slope
+            from roadmap.kernels.triton.rows import ap_and_slope
         else:
             ap_and_slope = blocked.ap_and_slope
         ap, slope = ap_and_slope(scores, positives, negatives, rule, ctx.needs_input_grad[0])
@@ -120,49 +120,47 @@ class _LossFromEmbeddings(torch.autograd.Function):
     def forward(
         ctx: Any, queries: Tensor, gallery: Tensor | None, query_labels: Tensor, gallery_labels: Tensor, rule: LossRule
     ) -> Tensor:
-        from roadmap.kernels import triton_fused
+        from roadmap.kernels.triton import fused
 
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
         small = len(query_labels) * len(gallery_labels) <= SMALL
         with _on_device_of(queries):
-            loss, ctx.state, kept = triton_fused.forward(
-                queries, query_labels, gallery, gallery_labels, rule, needs, small
-            )
+            loss, ctx.state, kept = fused.forward(queries, query_labels, gallery, gallery_labels, rule, needs, small)
         ctx.save_for_backward(*kept)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        from roadmap.kernels import triton_fused
+        from roadmap.kernels.triton import fused
 
         kept = ctx.saved_tensors
         queries, gallery = kept[:2]
         with torch.no_grad():
-            dq, dg = triton_fused.backward(ctx.state, kept, grad, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
+            dq, dg = fused.backward(ctx.state, kept, grad, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
         return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery), None, None, None
 
 
 class _CosineScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, gallery: Tensor | None) -> Tensor:
-        from roadmap.kernels import triton_small
+        from roadmap.kernels.triton import small
 
         with _on_device_of(queries):
-            scores, ctx.q, ctx.g = triton_small.cosine_scores(queries, gallery)
+            scores, ctx.q, ctx.g = small.cosine_scores(queries, gallery)
         ctx.save_for_backward(queries, gallery)
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        from roadmap.kernels import triton_small
-        from roadmap.kernels.triton_launch import Arena
+        from roadmap.kernels.triton import small
+        from roadmap.kernels.triton.launch import Arena
 
         queries, gallery = ctx.saved_tensors
         for_queries, for_gallery = ctx.needs_input_grad
         with torch.no_grad():
             dq = torch.empty_like(queries, memory_format=torch.contiguous_format) if for_queries else None
             dg = torch.empty_like(gallery, memory_format=torch.contiguous_format) if for_gallery else None
-            triton_small.add_score_gradients(Arena(grad.device), grad.contiguous(), ctx.q, ctx.g, dq, dg)
+            small.add_score_gradients(Arena(grad.device), grad.contiguous(), ctx.q, ctx.g, dq, dg)
         return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery)
 
 

@@ -44,7 +44,7 @@ def pair_scores(queries: Tensor, gallery: Tensor, columns: Tensor, impl: Impleme
         impl: who multiplies; compare scores only within one implementation.
     """
     if impl == "triton":
-        from roadmap.kernels.triton_counts import pair_scores as triton_pair_scores
+        from roadmap.kernels.triton.counts import pair_scores as triton_pair_scores
 
         return triton_pair_scores(queries, gallery, columns)
     return tiled_counts.pair_scores(queries, gallery, columns)
@@ -72,7 +72,7 @@ def counts_at_least(
         advance(len(queries))
         return torch.zeros(thresholds.shape, dtype=torch.int32, device=queries.device)
     if impl == "triton":
-        from roadmap.kernels.triton_counts import counts_at_least as triton_counts_at_least
+        from roadmap.kernels.triton.counts import counts_at_least as triton_counts_at_least
 
         counts = triton_counts_at_least(queries, gallery, thresholds)
         advance(len(queries))

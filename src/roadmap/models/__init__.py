@@ -1,7 +1,7 @@
 """Pictures -> unit vectors: backbone, pooling, head; where the weights come from, and checkpoints of all of it.
 
 from roadmap.models import retriever
-from roadmap.settings import ModelSettings
+from roadmap.config.settings import ModelSettings
 
 model = retriever(ModelSettings(name="resnet50", weights="resnet50.pth", pooling="max", layer_norm=True, dim=512))
 model(images)   # (B, 3, 224, 224), normalised by model.mean and model.std -> (B, 512)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from roadmap.atomic import replaced
+from roadmap.config.settings import ModelSettings, known
 from roadmap.models.retriever import Retriever, untrained_retriever
 from roadmap.models.weight_files import WeightsError
-from roadmap.settings import ModelSettings, known
 
 FORMAT, VERSION = "roadmap-retriever", 1
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from roadmap.config.settings import ModelSettings
 from roadmap.models.backbones import built_backbone, features, layout, normalisation, trial_features
 from roadmap.models.depths import layer_depths
 from roadmap.models.pooling import Layout, Pooling
 from roadmap.models.small import SmallCNN
 from roadmap.models.weights import load_weights
-from roadmap.settings import ModelSettings
 
 
 def retriever(settings: ModelSettings, image: int = 224) -> Retriever:

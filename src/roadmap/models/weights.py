@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from roadmap.config.settings import ModelSettings
 from roadmap.models.backbones import SMALL, built_backbone, timm_library
 from roadmap.models.hub import hub_file
 from roadmap.models.weight_files import WeightsError, tensors_in
-from roadmap.settings import ModelSettings
 
 # Classifiers are not part of a backbone; timm also says what a model's own is called.
 CLASSIFIERS = ("head", "head_dist", "fc", "classifier", "head.fc")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from roadmap.atomic import replaced
 from roadmap.data import UNLABELLED, Pack, Records, picture, picture_key
-from roadmap.data.images import Pixels
+from roadmap.data.pictures.images import Pixels
 from roadmap.data.records import Floats, Ints
-from roadmap.embed import Embeddings
-from roadmap.evaluate import query_index, retrieval_evaluation
+from roadmap.embeddings import Embeddings
+from roadmap.evaluation import query_index, retrieval_evaluation
 from roadmap.metrics import retrieval_metrics
 from roadmap.metrics.vectors import unit_vectors
 from roadmap.report.retrievals_html import Answer, Answers, Question, document

@@ -11,7 +11,7 @@ from html import escape
 
 from PIL import Image, ImageOps
 
-from roadmap.data.images import Pixels
+from roadmap.data.pictures.images import Pixels
 
 THUMBNAIL = 128  # side of the embedded pictures; about twice what is shown, for dense screens
 TINY = 64  # pictures up to this side are kept to the pixel

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from roadmap.data.datasets.cars import cars
 from roadmap.data.datasets.cub import cub
+from roadmap.data.datasets.glyphs import glyphs
 from roadmap.data.datasets.inaturalist import inaturalist
 from roadmap.data.datasets.inshop import inshop
 from roadmap.data.datasets.own import folder, table
@@ -18,7 +19,6 @@ from roadmap.data.datasets.revisited import roxford5k, rparis6k
 from roadmap.data.datasets.sfm import sfm120k
 from roadmap.data.datasets.sop import sop
 from roadmap.data.datasets.sources import SOURCES, Source, explanation
-from roadmap.data.glyphs import glyphs
 from roadmap.data.records import Records
 
 READERS: dict[str, Callable[[Path], Records]] = {

@@ -1,0 +1,1 @@
+"""The `roadmap` command: a verb parses, calls and prints. Nothing here that cannot be called from Python."""

@@ -1,0 +1,39 @@
+"""The `roadmap` command: parse, call, print. What a verb needs is imported when it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from roadmap.cli.data import app as data_app
+from roadmap.cli.embed import embed
+from roadmap.cli.evaluate import evaluate
+
+app = typer.Typer(
+    name="roadmap",
+    help="Train, evaluate and serve image-retrieval models by optimising average precision directly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(data_app, name="data")
+
+
+# Everything after the verb is Hydra's: settings, groups, sweeps, and a help text of its own.
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def train(context: typer.Context) -> None:
+    """Train a model; `roadmap train --help` explains recipes and every setting."""
+    try:
+        from roadmap.cli.train import train as trained
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("hydra", "omegaconf"):
+            raise
+        typer.secho(f"error: training needs {missing.name}: pip install 'roadmap[train]'", fg="red", err=True)
+        raise typer.Exit(1) from missing
+    raise typer.Exit(trained(context.args))
+
+
+app.command()(embed)
+app.command()(evaluate)

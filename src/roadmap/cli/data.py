@@ -1,0 +1,113 @@
+"""`roadmap data`: check a dataset, pack its pictures, draw the built-in one. Imports wait until a verb runs."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from roadmap.data.pictures.packing import OnError as Mode
+    from roadmap.data.records import Records
+
+app = typer.Typer(help="Datasets and pictures: check, pack, draw.", no_args_is_help=True)
+
+NOT_USABLE, NOT_FOUND = 1, 2
+NAMES = ["glyphs", "cub", "sop", "inaturalist", "inshop", "cars", "sfm120k", "roxford5k", "rparis6k", "folder", "table"]
+GLYPH_SIZE = 32
+
+
+class OnError(str, Enum):
+    """What to do with a picture that cannot be decoded."""
+
+    stop = "raise"
+    skip = "skip"
+
+
+Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")]
+Root = Annotated[Path, typer.Argument(help="Folder of the dataset as its archives unpack; for `table`, the file.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; as many as cores by default.")]
+
+
+@app.command()
+def check(
+    name: Name,
+    root: Root,
+    decode: Annotated[bool, typer.Option(help="Decode every picture; --no-decode only looks for the files.")] = True,
+    workers: Workers = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Compare a dataset with its published counts and look at every file.
+
+    Exit code 0: usable. 1: counts differ, or files are missing or unreadable. 2: not found.
+    """
+    from roadmap.data.checking import checked
+    from roadmap.data.datasets import SOURCES, explanation
+
+    report = checked(_read(name, root), decode, workers, progress=not quiet)
+    for line in report.lines():
+        typer.echo(line)
+    if not report.usable:
+        if name in SOURCES:
+            typer.echo(explanation(name))
+        raise typer.Exit(NOT_USABLE)
+
+
+@app.command()
+def pack(
+    name: Name,
+    root: Root,
+    side: Annotated[int, typer.Option(help="Shorter side in pixels.", min=1)] = 256,
+    out: Annotated[Path | None, typer.Option(help="Folder; by default where training looks for it.")] = None,
+    workers: Workers = None,
+    on_error: Annotated[OnError, typer.Option(help="A picture that cannot be decoded: stop, or skip.")] = OnError.stop,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Decode every picture once to memory-mapped uint8, so that training never decodes again.
+
+    An interrupted pack continues where it stopped; changed files are packed again.
+    """
+    from roadmap.data.pictures.images import PictureError
+    from roadmap.data.pictures.packing import pack as packed
+
+    records = _read(name, root)
+    if (records.root / "pack.json").is_file():
+        typer.echo(f"{records.name} is kept as a pack already: {records.root}")
+        return
+    mode: Mode = "skip" if on_error is OnError.skip else "raise"
+    try:
+        made = packed(records, side, out, workers, mode, progress=not quiet)
+    except PictureError as error:
+        typer.echo(f"stopped: {error}. Repair or remove it, or use --on-error skip.", err=True)
+        raise typer.Exit(NOT_USABLE) from None
+    typer.echo(f"packed {len(made) - len(made.failures):,} pictures, {made.nbytes / 1e9:.2f} GB, in {made.folder}")
+    for key, reason in made.failures.items():
+        typer.echo(f"skipped {key}: {reason}")
+
+
+@app.command("glyphs")
+def draw(
+    out: Annotated[Path, typer.Argument(help="Folder for train/SCRIPT/CHARACTER/FACE.png and test/...")],
+    size: Annotated[int, typer.Option(help="Side of the pictures in pixels.", min=16)] = GLYPH_SIZE,
+) -> None:
+    """Write the built-in dataset as PNG files in a folder per class, to try what you would do with your own."""
+    from roadmap.data.datasets.glyphs import export, glyphs
+
+    records = glyphs(size=size)
+    export(records, out)
+    typer.echo(f"wrote {len(records):,} pictures of {len(records.class_names):,} characters to {out}")
+
+
+def _read(name: str, root: Path) -> Records:
+    from roadmap.data.datasets import dataset
+
+    try:
+        return dataset(name, root)
+    except FileNotFoundError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(NOT_FOUND) from None
+    except (ValueError, ImportError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(NOT_FOUND if name not in NAMES else NOT_USABLE) from None

@@ -1,0 +1,1 @@
+"""The YAML files that `roadmap train` composes: GROUP/OPTION.yaml is chosen by GROUP=OPTION."""

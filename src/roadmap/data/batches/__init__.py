@@ -1,0 +1,1 @@
+"""From pixels to batches: who meets in a batch, how pictures are cut, and how they are delivered."""

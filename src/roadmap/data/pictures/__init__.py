@@ -1,0 +1,1 @@
+"""From files to pixels: decoding, and packs of decoded pictures."""

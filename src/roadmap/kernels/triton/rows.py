@@ -1,0 +1,211 @@
+"""Rank losses when the scores are at hand: one program per query, walking its row of the score matrix.
+
+Serves the calls that bring their own scores and masks, and small batches, where the whole (M, N) matrix is a few
+megabytes and the fewest launches win: no sort, no list of pairs, no read-back.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from roadmap.kernels.rules import LossRule, RankRule
+from roadmap.kernels.triton.launch import launch
+from roadmap.kernels.triton.layout import AP_LOSS, COUNTED, NEG_COUNT, NEG_SHARE, NEG_SUM, POS_COUNT, POS_SHARE, POS_SUM
+from roadmap.kernels.triton.math import step_and_slope
+
+
+@triton.jit
+def _members(
+    Pos, Neg, QLabels, GLabels, row, j, N, MASKS: tl.constexpr, IN_BATCH: tl.constexpr, INCLUDE_SELF: tl.constexpr
+):
+    """Which of the gallery items j are in P_i, in N_i, and relevant but not the query itself."""
+    listed = j < N
+    if MASKS:
+        at = row.to(tl.int64) * N + j
+        pos = tl.load(Pos + at, mask=listed, other=0) != 0
+        neg = tl.load(Neg + at, mask=listed, other=0) != 0
+        pairs = pos
+    else:
+        same = tl.load(GLabels + j, mask=listed, other=0) == tl.load(QLabels + row)
+        neg = listed & (same == 0)
+        pairs = listed & same
+        pos = pairs
+        if IN_BATCH:
+            pairs = pairs & (j != row)
+            pos = pairs
+            if INCLUDE_SELF:
+                pos = pairs | (j == row)
+    return pos, neg, pairs
+
+
+@triton.jit
+def _calibration_of_row(
+    S, Pos, Neg, QLabels, GLabels, Stats, row, M, N, alpha, beta,
+    ALL: tl.constexpr, MASKS: tl.constexpr, IN_BATCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pos_sum = 0.0
+    pos_count = 0.0
+    neg_sum = 0.0
+    neg_count = 0.0
+    pos_pairs = 0.0
+    neg_pairs = 0.0
+    for start in range(0, N, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        s = tl.load(S + row.to(tl.int64) * N + j, mask=j < N, other=0.0)
+        _pos, neg, pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, False)
+        below = pairs & (s < alpha)
+        above = neg & (s > beta)
+        pos_sum += tl.sum(tl.where(below, alpha - s, 0.0), 0)
+        neg_sum += tl.sum(tl.where(above, s - beta, 0.0), 0)
+        pos_count += tl.sum(below.to(tl.float32), 0)
+        neg_count += tl.sum(above.to(tl.float32), 0)
+        pos_pairs += tl.sum(pairs.to(tl.float32), 0)
+        neg_pairs += tl.sum(neg.to(tl.float32), 0)
+    store_calibration(Stats, row, M, pos_sum, pos_count, pos_pairs, neg_sum, neg_count, neg_pairs, ALL)
+
+
+@triton.jit
+def store_calibration(
+    Stats, row, M, pos_sum, pos_count, pos_pairs, neg_sum, neg_count, neg_pairs, ALL: tl.constexpr, mask=None
+):
+    """One row's share of Eq. (7): over the violating pairs of the batch, or over each query's own pairs."""
+    pos_share = 1.0
+    neg_share = 1.0
+    if ALL:
+        pos_share = 1.0 / tl.maximum(pos_pairs, 1.0)
+        neg_share = 1.0 / tl.maximum(neg_pairs, 1.0)
+        pos_count = (pos_pairs > 0).to(tl.float32)
+        neg_count = (neg_pairs > 0).to(tl.float32)
+    tl.store(Stats + M * POS_SUM + row, pos_sum * pos_share, mask=mask)
+    tl.store(Stats + M * POS_COUNT + row, pos_count, mask=mask)
+    tl.store(Stats + M * NEG_SUM + row, neg_sum * neg_share, mask=mask)
+    tl.store(Stats + M * NEG_COUNT + row, neg_count, mask=mask)
+    tl.store(Stats + M * POS_SHARE + row, pos_share + pos_sum * 0.0, mask=mask)
+    tl.store(Stats + M * NEG_SHARE + row, neg_share + neg_sum * 0.0, mask=mask)
+
+
+@triton.jit
+def _rank_rows(
+    S, Pos, Neg, QLabels, GLabels, Slope, Stats, M, N, inv_tau, rho_tau, delta, top, alpha, beta,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, MASKS: tl.constexpr,
+    IN_BATCH: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """AP_i of one query by counting, and ∂AP_i/∂s over its row: the equations of kernels/blocked.py."""
+    row = tl.program_id(0)
+    base = row.to(tl.int64) * N
+    if CALIBRATE:
+        _calibration_of_row(S, Pos, Neg, QLabels, GLabels, Stats, row, M, N, alpha, beta, ALL, MASKS, IN_BATCH, BLOCK)
+    if RANKS:
+        size = 0
+        for start in range(0, N, BLOCK):
+            j = start + tl.arange(0, BLOCK)
+            pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
+            size += tl.sum(pos.to(tl.int32), 0)
+            if WITH_SLOPE:
+                tl.store(Slope + base + j, tl.zeros((BLOCK,), tl.float32), mask=j < N)
+        share = 1.0 / tl.maximum(size, 1).to(tl.float32)
+        ap = 0.0
+        for k_start in range(0, N, BLOCK):
+            k_all = k_start + tl.arange(0, BLOCK)
+            s_all = tl.load(S + base + k_all, mask=k_all < N, other=0.0)
+            k_pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, k_all, N, MASKS, IN_BATCH, INCLUDE_SELF)
+            ordinal = tl.cumsum(k_pos.to(tl.int32), 0)
+            for which in range(1, tl.sum(k_pos.to(tl.int32), 0) + 1):
+                chosen = k_pos & (ordinal == which)
+                k = tl.sum(tl.where(chosen, k_all, 0), 0)
+                s_k = tl.sum(tl.where(chosen, s_all, 0.0), 0)
+                rank_pos = 1.0
+                rank_neg = 0.0
+                slope_pos = 0.0
+                slope_neg = 0.0
+                for start in range(0, N, BLOCK):
+                    j = start + tl.arange(0, BLOCK)
+                    s = tl.load(S + base + j, mask=j < N, other=0.0)
+                    pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
+                    pos = pos & (j != k)
+                    value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
+                    rank_neg += tl.sum(tl.where(neg, value, 0.0), 0)
+                    slope_neg += tl.sum(tl.where(neg, slope, 0.0), 0)
+                    if SUPAP:
+                        rank_pos += tl.sum((pos & (s >= s_k)).to(tl.float32), 0)
+                    else:
+                        rank_pos += tl.sum(tl.where(pos, value, 0.0), 0)
+                        slope_pos += tl.sum(tl.where(pos, slope, 0.0), 0)
+                total = rank_pos + rank_neg
+                ap += rank_pos / total
+                if WITH_SLOPE:
+                    by_neg = -share * inv_tau * rank_pos / (total * total)
+                    by_pos = share * inv_tau * rank_neg / (total * total)
+                    for start in range(0, N, BLOCK):
+                        j = start + tl.arange(0, BLOCK)
+                        s = tl.load(S + base + j, mask=j < N, other=0.0)
+                        pos, neg, _pairs = _members(
+                            Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF
+                        )
+                        _value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
+                        grad = tl.where(neg, by_neg * slope, 0.0)
+                        own = by_neg * slope_neg
+                        if not SUPAP:
+                            grad += tl.where(pos, by_pos * slope, 0.0)
+                            own += by_pos * slope_pos
+                        grad = tl.where(j == k, -own, grad)
+                        # Each thread adds to the elements it wrote itself, so no barrier is needed.
+                        before = tl.load(Slope + base + j, mask=j < N, other=0.0)
+                        tl.store(Slope + base + j, before + grad, mask=j < N)
+        tl.store(Stats + M * AP_LOSS + row, tl.where(size > 0, 1.0 - ap / tl.maximum(size, 1).to(tl.float32), 0.0))
+        tl.store(Stats + M * COUNTED + row, tl.where(size > 0, 1.0, 0.0))
+
+
+def ap_and_slope(
+    scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule, with_slope: bool
+) -> tuple[Tensor, Tensor | None]:
+    """As `blocked.ap_and_slope`, on a GPU."""
+    scores, positives, negatives = scores.contiguous(), positives.contiguous(), negatives.contiguous()
+    stats = torch.empty(2, len(scores), device=scores.device, dtype=torch.float32)
+    slope = torch.empty_like(scores) if with_slope else None
+    launch_rows(
+        scores, positives.view(torch.uint8), negatives.view(torch.uint8), None, None, slope, stats,
+        LossRule(rule, None), in_batch=False,
+    )  # fmt: skip
+    return stats[1] - stats[0], slope
+
+
+def launch_rows(
+    scores: Tensor,
+    positives: Tensor | None,
+    negatives: Tensor | None,
+    query_labels: Tensor | None,
+    gallery_labels: Tensor | None,
+    slope: Tensor | None,
+    stats: Tensor,
+    rule: LossRule,
+    in_batch: bool,
+) -> None:
+    M, N = scores.shape
+    ranks, calibration = rule.ranks, rule.calibration
+    warps = 4
+    block = max(32 * warps, min(4096, triton.next_power_of_2(N)))  # every thread owns an element: see `before` above
+    if M == 0:
+        return
+    launch(_rank_rows, (M,),
+        scores, positives, negatives, query_labels, gallery_labels, slope, stats, M, N,
+        1 / ranks.tau if ranks else 0.0,
+        ranks.rho * ranks.tau if ranks else 0.0,
+        ranks.delta if ranks else 0.0,
+        ranks.top if ranks else 0.0,
+        calibration.alpha if calibration else 0.0,
+        calibration.beta if calibration else 0.0,
+        RANKS=ranks is not None,
+        SUPAP=ranks is not None and ranks.kind == "supap",
+        CALIBRATE=calibration is not None,
+        ALL=calibration is not None and calibration.average == "all",
+        MASKS=positives is not None,
+        IN_BATCH=in_batch,
+        INCLUDE_SELF=rule.include_self,
+        WITH_SLOPE=slope is not None,
+        BLOCK=block,
+        num_warps=warps,
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""`roadmap data`, as a person calls it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import roadmap.cli.app as cli
+from roadmap.cli.data import GLYPH_SIZE, NAMES, app
+from roadmap.data.datasets import READERS, SOURCES, dataset
+from roadmap.data.datasets.glyphs import SIZE
+from roadmap.data.pictures.packs import fresh_pack
+
+from .data import layouts
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments):
+        return CliRunner().invoke(app, [str(a) for a in arguments])
+
+    return call
+
+
+def test_what_the_help_says_is_what_there_is(called):
+    assert list(READERS) == NAMES
+    assert GLYPH_SIZE == SIZE
+    assert called("check", "--help").exit_code == 0
+
+
+def test_the_command_is_mounted_and_imports_nothing_before_it_runs():
+    code = "import sys, roadmap.cli.app; print([m for m in ('PIL', 'torchvision', 'matplotlib') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    result = CliRunner().invoke(cli.app, ["data", "--help"])
+    assert result.exit_code == 0
+    assert "pack" in result.output
+
+
+def test_check_passes_a_good_folder(called, tmp_path):
+    result = called("check", "folder", layouts.folder_layout(tmp_path / "mine"), "--quiet", "--workers", 0)
+    assert result.exit_code == 0, result.output
+    assert "mine: all: 24 pictures, 6 classes" in result.output
+    assert "mine is usable (every file decoded)" in result.output
+
+
+def test_check_fails_a_partial_dataset_and_says_where_to_get_it(called, tmp_path):
+    result = called("check", "cub", layouts.cub_layout(tmp_path), "--no-decode", "--quiet")
+    assert result.exit_code == 1
+    assert "WRONG COUNT train: 4 pictures, 2 classes, published 5,864" in result.output
+    assert SOURCES["cub"].obtained in result.output
+
+
+def test_check_of_nothing_is_exit_code_2(called, tmp_path):
+    result = called("check", "sop", tmp_path)
+    assert result.exit_code == 2
+    assert "Ebay_train.txt" in result.output
+    assert SOURCES["sop"].obtained in result.output
+    result = called("check", "spo", tmp_path)
+    assert result.exit_code == 2
+    assert "did you mean 'sop'?" in result.output
+
+
+def test_check_of_a_broken_list_is_exit_code_1(called, tmp_path):
+    (tmp_path / "t.csv").write_text("path,label\na.jpg\n")
+    result = called("check", "table", tmp_path / "t.csv")
+    assert result.exit_code == 1
+    assert "line 2: expected 2 columns" in result.output
+
+
+def test_pack_is_found_by_training_afterwards(called, tmp_path):
+    root = layouts.folder_layout(tmp_path / "mine")
+    result = called("pack", "folder", root, "--side", 20, "--workers", 0, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "packed 24 pictures" in result.output
+    assert len(fresh_pack(dataset("folder", root), 20)) == 24
+
+
+def test_pack_stops_at_damage_or_skips_it(called, tmp_path):
+    root = layouts.folder_layout(tmp_path / "mine")
+    (root / "class_3/1.png").write_bytes(b"x")
+    result = called("pack", "folder", root, "--workers", 0, "--quiet")
+    assert result.exit_code == 1
+    assert "class_3/1.png: not a picture" in result.output
+    result = called("pack", "folder", root, "--workers", 0, "--quiet", "--on-error", "skip", "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "packed 23 pictures" in result.output
+    assert "skipped class_3/1.png" in result.output
+    assert (tmp_path / "out/pack.json").is_file()
+
+
+def test_glyphs_are_written_checked_and_already_packed(called, tmp_path):
+    result = called("check", "glyphs", tmp_path / "glyphs")
+    assert result.exit_code == 0, result.output
+    assert "glyphs is usable" in result.output
+    result = called("pack", "glyphs", tmp_path / "glyphs")
+    assert result.exit_code == 0
+    assert "is kept as a pack already" in result.output

@@ -1,0 +1,418 @@
+"""`roadmap train`, as a person calls it; the engine is replaced by one that notes what it was asked for."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from click.testing import Result
+from hydra.core.hydra_config import HydraConfig
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import roadmap.cli.app as cli
+from roadmap.cli.train import job
+from roadmap.cli.train_help import EXAMPLES
+from roadmap.config.catalogue import GROUPS, Catalogue
+from roadmap.config.composition import composed
+from roadmap.config.parsing import parsed
+from roadmap.config.request import understood
+from roadmap.config.settings import Settings
+
+CATALOGUE = Catalogue()
+OPTIONS = {group: list(CATALOGUE.options(group)) for group in GROUPS if group != "recipe"}
+
+
+class Engine(ModuleType):
+    """Stands for roadmap.engine: `fit` makes the run folder, remembers, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("roadmap.engine")
+        self.fitted: list[tuple[Settings, frozenset[str]]] = []
+        self.argv: list[list[str]] = []
+        self.fails: Callable[[Settings], BaseException | None] = lambda settings: None
+
+    def fit(self, settings: Settings, given: frozenset[str] | None = None) -> Path:
+        assert not HydraConfig.initialized()
+        assert given is not None
+        self.fitted.append((settings, given))
+        self.argv.append(sys.argv)
+        failure = self.fails(settings)
+        if failure is not None:
+            raise failure
+        folder = Path(settings.run or f"{settings.out}/{len(self.fitted)}")
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=settings.run is None)
+        (folder / "config.yaml").touch()
+        return folder
+
+    def resume(self, folder: Path) -> Path:
+        failure = self.fails(Settings())
+        if failure is not None:
+            raise failure
+        self.argv.append([str(folder)])
+        return folder
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
+    stub = Engine()
+    monkeypatch.setitem(sys.modules, "roadmap.engine", stub)
+    monkeypatch.chdir(tmp_path)
+    for name in ("ROADMAP_DEBUG", "HYDRA_FULL_ERROR"):
+        monkeypatch.delenv(name, raising=False)
+    return stub
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["train", *arguments])
+
+
+def fitted(engine: Engine, *arguments: str) -> Settings:
+    result = called(*arguments)
+    assert result.exit_code == 0, result.output
+    ((settings, _),) = engine.fitted
+    engine.fitted.clear()
+    return settings
+
+
+def test_alone_it_trains_on_glyphs(engine: Engine) -> None:
+    settings = fitted(engine)
+    assert (settings.data.name, settings.model.name, settings.loss["name"]) == ("glyphs", "small_cnn", "roadmap")
+    assert settings.loss["rho"] == 100.0
+    assert settings.select.by == "held_out"
+    assert isinstance(settings.data.scale, list)  # plain values, not Hydra's
+    assert type(settings.loss) is dict
+
+
+def test_what_is_typed_counts_more_than_the_recipe(engine: Engine) -> None:
+    settings = fitted(engine, "recipe=cub_vits", "loss=supap", "seed=3", "data.root=/birds")
+    assert (settings.recipe, settings.loss["name"], settings.seed) == ("cub_vits", "supap", 3)
+    assert "lam" not in settings.loss
+    assert (settings.model.name, settings.optim.lr, settings.epochs) == ("vit_small_patch14_dinov2", 3e-6, 20)
+    # groups, whatever the order, bring all of their values
+    settings = fitted(engine, "optim=sgd", "model=resnet50", "recipe=cub_vits", "data.root=/birds", "epochs=2")
+    assert (settings.optim.name, settings.optim.lr, settings.optim.schedule) == ("sgd", 0.01, "cosine")
+    assert (settings.model.dim, settings.model.pooling, settings.epochs) == (512, "avg", 2)
+    assert settings.data.batch_size == 128
+
+
+def test_the_engine_is_told_what_a_person_decided(engine: Engine) -> None:
+    called("data=folder", "data.root=/pictures")
+    assert engine.fitted[-1][1] == {"data.name", "data.root"}
+    called("model=resnet50", "seed=1")
+    assert engine.fitted[-1][1] == {"seed", *(f"model.{name}" for name in CATALOGUE.values("model", "resnet50"))}
+    called("recipe=folder_vits", "data.root=/pictures", "optim=resnet50", "data.test_sets.roxford5k=/oxford")
+    given_then = engine.fitted[-1][1]
+    assert {"epochs", "data.batch_size", "model.name", "loss.tau", "optim.lr", "data.test_sets"} <= given_then
+    assert "optim.final" not in given_then  # of the recipe's optimiser, which was replaced
+    called("recipe=cub_resnet50_b32", "data.root=/birds")
+    assert {"epochs", "data.image", "data.batch_size"} <= engine.fitted[-1][1]  # partly from the recipe it goes on from
+
+
+REFUSED = {
+    "optim.lrr=3": r"unknown setting optim.lrr, did you mean optim.lr\? Settings of optim: name, lr, head_lr, ",
+    "lr=3": r"unknown setting lr, did you mean optim.lr\?",
+    "batchsize=3": r"unknown setting batchsize, did you mean data.batch_size\?",
+    "model.batch_size=3": r"did you mean data.batch_size\?",
+    "qqq.zzz=3": r"unknown setting qqq.zzz\. `roadmap train --help` lists every setting",
+    "los=supap": r"unknown setting los, did you mean loss\?",
+    "+new.key=4": r"unknown setting new.key\. `roadmap",
+    "++new.key=4": r"unknown setting new.key\. `roadmap",
+    "+optim.lr=4": r"\+optim.lr: there is nothing to add; write optim.lr=... without the \+",
+    "~optim.clip": r"~optim.clip: a setting cannot be left out; set it to null",
+    "optim@other=sgd": r"unknown setting optim@other",
+    "loss=supapp": r"unknown loss 'supapp', did you mean supap\? Options: blackboxap, calibration, ",
+    "recipe=cub_vit": r"unknown recipe 'cub_vit', did you mean cub_vits\? Options: cub_deit, ",
+    "loss=3": r"loss is chosen by name, got 3. Options: blackboxap",
+    "model=null": r"model is chosen by name, got null",
+    "loss={name:supap}": r"loss is chosen by name",
+    "data=/my/pictures": r"for pictures of your own write: data=folder data.root=/my/pictures",
+    "epochs=ten": r"epochs must be a whole number, got 'ten'",
+    "epochs=1.5": r"epochs must be a whole number, got 1.5",
+    "epochs=null": r"epochs must be a whole number, got null",
+    "data.flip=true": r"data.flip must be a number, got true",
+    "model.dim=wide": r"model.dim must be a whole number or null, got 'wide'",
+    "model.layer_norm=3.5": r"model.layer_norm must be true or false, got 3.5",
+    "data.scale=[0.2,x]": r"data.scale must be a list of numbers, such as \[0.16,1\], got \[0.2, 'x'\]",
+    "data.scale=0.2,1": r"data.scale has several values; .* add -m. If it is one list, write data.scale=\[...\]",
+    "seed=1,2": r"seed has several values; to try each in a run of its own, add -m\n",
+    "loss.taau=2": r"unknown setting loss.taau of loss=roadmap, did you mean loss.tau\? It has: lam, tau, ",
+    "loss=fastap loss.tau=2": r"unknown setting loss.tau of loss=fastap\. It has: bins, include_self",
+    "loss.tau=low": r"loss.tau must be a number, got 'low'",
+    "loss.delta=low": r"loss.delta must be a number or null, got 'low'",
+    "loss.include_self=3": r"loss.include_self must be true or false, got 3",
+    "loss=fastap loss.bins=2.5": r"loss.bins must be a whole number, got 2.5",
+    "loss.name=supap": r"loss=NAME, not loss.name=NAME",
+    "optim.schedule=cosin": r"optim.schedule must be one of constant, .* did you mean 'cosine'\?",
+    "epochs=0": r"epochs must be at least 1, got 0",
+    "data=cub": r"data=cub needs its pictures: add data.root=PATH. Caltech-UCSD .* obtained from .* PATH: images.txt",
+    "data=folder": r"data=folder needs its pictures: add data.root=PATH. PATH is a folder .* PATH/CLASS/picture.jpg",
+    "data=table": r"data=table needs its pictures: add data.root=PATH. PATH is a .csv or .parquet",
+    "data.name=cubb data.root=/x": r"unknown dataset 'cubb', did you mean 'cub'\?",
+    "cub_vits": r"'cub_vits' is not understood: settings are written as key=value. For a recipe write recipe=cub_vits",
+    "seed=(1": r"'seed=\(1' is not understood .* put special characters in quotes",
+    "--loss supap": r"unknown option --loss. Settings are written without dashes, such as loss=VALUE",
+    "--cgf job": r"unknown option --cgf, did you mean --cfg\?",
+    "--package optim": r"-p, --package, --resolve say how the configuration is printed; add --cfg job",
+    "--config-dir": r"--config-dir needs a value after it",
+    "--config-dir /nowhere": r"--config-dir /nowhere is not a folder",
+    "hydra.nothing=1": r"Could not override 'hydra.nothing'",
+    "resume=runs/1 seed=3": r"resume=FOLDER goes on with the settings of that run, alone; leave out: seed=3",
+    "-m loss=smoothap,supapp": r"unknown loss 'supapp', did you mean supap\?",
+    "-m seed=1,2 epochs=1,ten": r"epochs must be a whole number, got 'ten'",
+    "-m optim.lrr=1,2": r"unknown setting optim.lrr, did you mean optim.lr\?",
+    "-m optim.schedule=cosine,cosin": r"optim.schedule must be one of .* got 'cosin'",
+    "-m epochs=range(0,3)": r"epochs must be at least 1, got 0",
+    "-m loss=smoothap,fastap loss.tau=0.1": r"unknown setting loss.tau of loss=fastap",
+    "-m data=glyphs,cub": r"data=cub needs its pictures",
+    "-m seed=1,2 run=here": r"run=FOLDER is for a single run; in a sweep give out=FOLDER",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_mistakes_are_found_before_anything_runs(typed: str, engine: Engine, tmp_path: Path) -> None:
+    result = called(*shlex.split(typed))
+    assert result.exit_code == 2, result.output
+    assert re.search(r"^error: .*" + REFUSED[typed], result.stderr, re.DOTALL)
+    assert "Traceback" not in result.output
+    assert engine.fitted == []
+    assert list(tmp_path.iterdir()) == []
+
+
+PATHS = [
+    "/a (1), b",
+    "it's",
+    "a=b",
+    "a#b;c",
+    "back\\",
+    "q\\'s",
+    "007",
+    "1e3",
+    "null.jpg",
+    "[x]",
+    "{y}",
+    "ärger/ß",
+    " x ",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_are_read_as_they_are(path: str) -> None:
+    for key in ("data.root", "data.test_sets.cub", "model.weights", "out", "run"):
+        (override,) = understood([f"{key}={path}"]).overrides
+        assert parsed(override).value() == path
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp"], exclude_characters="$"), min_size=1))
+def test_any_path_is_read_as_it_is(path: str) -> None:
+    (override,) = understood([f"data.root=/{path}"]).overrides
+    assert parsed(override).value() == f"/{path}"
+
+
+def test_paths_arrive_as_they_are(engine: Engine) -> None:
+    path = "it's (1), [a]=\\"
+    settings = fitted(engine, "data=folder", f"data.root={path}", f"data.test_sets.cub={path}", f"run=here/{path}")
+    assert (settings.data.root, settings.data.test_sets, settings.run) == (path, {"cub": path}, f"here/{path}")
+
+
+def test_home_is_expanded_and_null_is_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert fitted(engine, "data=folder", "data.root=~/birds").data.root == "/home/ann/birds"
+    assert fitted(engine, "data.root=null", "model.dim=null").data.root is None
+    assert fitted(engine, "hardware.precision=32").hardware.precision == "32"
+    assert fitted(engine, "data.root='quoted, once'").data.root == "quoted, once"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad\nvalue"),
+        TypeError("bad type"),
+        FileNotFoundError("no such file"),
+        ImportError("not installed"),
+        RuntimeError("out of memory"),
+        FloatingPointError("loss is nan at step 3"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_the_engine_cannot_do_is_said_without_a_traceback(error: Exception, engine: Engine) -> None:
+    engine.fails = lambda settings: error
+    result = called()
+    assert (result.exit_code, result.stderr) == (1, f"error: {error}\n")
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", ["ROADMAP_DEBUG", "HYDRA_FULL_ERROR"])
+def test_tracebacks_can_be_asked_for(name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ValueError("bad")
+    engine.fails = lambda settings: error
+    monkeypatch.setenv(name, "1")
+    assert called().exception is error
+    monkeypatch.setenv(name, "0")
+    assert called().exit_code == 1
+
+
+def test_our_own_faults_are_not_hidden(engine: Engine) -> None:
+    engine.fails = lambda settings: KeyError("forgotten")
+    assert isinstance(called().exception, KeyError)
+
+
+def test_an_interrupted_run_says_what_is_left(engine: Engine) -> None:
+    folder, older = Path("runs/mine"), Path("runs/older")
+    made: list[Path] = []
+
+    def stopped(settings: Settings) -> KeyboardInterrupt:
+        for path in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        return KeyboardInterrupt()
+
+    engine.fails = stopped
+    older.mkdir(parents=True)
+    (older / "config.yaml").touch()
+    os.utime(older / "config.yaml", (0, 0))
+    result = called()
+    assert result.exit_code == 130
+    assert "stopped before a run folder was made" in result.output
+    made.append(folder / "config.yaml")
+    assert "stopped before an epoch was saved; its settings are in runs/mine/config.yaml" in called().output
+    made.append(folder / "checkpoints/last.pt")
+    for result in (called(), called("out=elsewhere", f"run={folder}"), called(f"resume={folder}")):
+        assert result.exit_code == 130
+        assert "Go on:  roadmap train resume=runs/mine\nLook at it:  tensorboard --logdir runs/mine" in result.output
+
+
+def test_resume_hands_the_folder_on(engine: Engine) -> None:
+    assert called("resume=runs/mine").exit_code == 0
+    assert engine.argv == [["runs/mine"]]
+    engine.fails = lambda settings: FileNotFoundError("runs/mine is not a run")
+    result = called("resume=runs/mine")
+    assert (result.exit_code, result.stderr) == (1, "error: runs/mine is not a run\n")
+
+
+def test_a_sweep_gives_every_run_a_folder_and_leaves_nothing_else(engine: Engine, tmp_path: Path) -> None:
+    before = sys.argv
+    result = called("-m", "loss=smoothap,roadmap", "seed=1,2", "data.batch_size=32", "out=my runs")
+    assert result.exit_code == 0, result.output
+    assert sys.argv is before
+    (sweep,) = (tmp_path / "my runs").iterdir()
+    assert sorted(path.name for path in sweep.iterdir()) == [
+        *sorted(f"loss={loss},seed={seed}" for loss in ("smoothap", "roadmap") for seed in (1, 2)),
+        "multirun.yaml",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my runs"]
+    assert {(s.loss["name"], s.seed, s.data.batch_size) for s, _ in engine.fitted} == {
+        (loss, seed, 32) for loss in ("smoothap", "roadmap") for seed in (1, 2)
+    }
+    for (settings, decided), argv in zip(engine.fitted, engine.argv, strict=True):
+        assert {"seed", "loss.tau", "data.batch_size"} <= decided
+        # several devices run this again: alone, into the same folder
+        again = composed(understood(argv[2:]).overrides)
+        assert argv[1] == "train"
+        assert (again.loss, again.seed, again.run) == (settings.loss, settings.seed, settings.run)
+    assert f"All runs are in my runs/{sweep.name}" in result.output
+
+
+def test_a_failing_run_does_not_stop_the_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.fails = lambda settings: ValueError("bad luck") if settings.seed == 1 else None
+    result = called("-m", "seed=1,2")
+    assert result.exit_code == 1
+    assert [settings.seed for settings, _ in engine.fitted] == [1, 2]
+    assert result.stderr.startswith("error: seed=1: bad luck\n")
+    assert result.stderr.endswith("error: not every run of the sweep was finished; see above: seed=1: bad luck\n")
+    assert "Traceback" not in result.output
+    assert "What could be run is in runs/sweep_" in result.output
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    shown = called("-m", "seed=1")
+    assert str(shown.exception) == "bad luck"
+    engine.fails = lambda settings: KeyboardInterrupt()
+    assert called("-m", "seed=1").exit_code == 130
+
+
+def test_folders_of_a_sweep_have_possible_names(engine: Engine) -> None:
+    assert called("-m", "model.weights=/a/b.pth,/c/d e.pth", "hydra.sweep.dir=here").exit_code == 0
+    assert [settings.run for settings, _ in engine.fitted] == [
+        "here/model.weights=_a_b.pth",
+        "here/model.weights=_c_d_e.pth",
+    ]
+    assert [settings.model.weights for settings, _ in engine.fitted] == ["/a/b.pth", "/c/d e.pth"]
+    engine.fitted.clear()
+    long = "x" * 300
+    assert called("-m", f"model.weights=/{long}1,/{long}2").exit_code == 0
+    assert len({settings.run for settings, _ in engine.fitted}) == 2
+    assert all(len(Path(settings.run or "").name) < 255 for settings, _ in engine.fitted)
+
+
+def test_a_job_can_be_sent_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(job)) is job
+
+
+def test_the_configuration_can_be_looked_at(engine: Engine, tmp_path: Path) -> None:
+    result = called("--cfg", "job", "recipe=cub_vits", "loss=supap")  # no root needed to look
+    assert result.exit_code == 0, result.output
+    assert Settings.from_dict(yaml.safe_load(result.output)) == composed(["recipe=cub_vits", "loss=supap"])
+    assert engine.fitted == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recipes_of_ones_own(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "mine/recipe").mkdir(parents=True)
+    (tmp_path / "mine/recipe/quick.yaml").write_text(
+        "# @package _global_\n# Quick\ndefaults:\n  - override /loss: fastap\n\nrecipe: quick\nepochs: 2\n"
+    )
+    for arguments in (["--config-dir", "mine"], ["-m", "--config-dir", "mine", "seed=1,2"]):
+        assert called("recipe=quick", *arguments, "loss.bins=5").exit_code == 0
+        assert engine.fitted[0][0].run is None
+        for settings, decided in engine.fitted:
+            assert (settings.recipe, settings.epochs, settings.loss["bins"]) == ("quick", 2, 5)
+            assert {"epochs", "loss.bins", "loss.name"} <= decided
+    assert len(engine.fitted) == 3
+    assert "--config-dir=" in str(engine.argv[-1])
+    (tmp_path / "mine/model").mkdir()
+    (tmp_path / "mine/model/wide.yaml").write_text("# Wide\nname: small_cnn\ndim: 512\n")
+    assert called("--config-dir=mine", "model=wide").exit_code == 0  # no optimiser of that name is needed
+    settings, decided = engine.fitted[-1]
+    assert (settings.model.dim, settings.optim) == (512, Settings().optim)
+    assert decided == {"model.name", "model.dim"}
+
+
+@pytest.mark.parametrize("command", EXAMPLES.values())
+def test_the_examples_work(command: str, engine: Engine) -> None:
+    program, verb, *arguments = shlex.split(command)
+    assert (program, verb) == ("roadmap", "train")
+    if "-m" in arguments:  # nine runs would take long; sweeps are run below
+        request = understood(arguments)
+        assert [len(values) for values in request.swept.values()] == [3, 3]
+        assert all(composed(overrides).data.root == "CUB_200_2011" for overrides in request.covering()[:1])
+    else:
+        assert called(*arguments).exit_code == 0
+        assert len(engine.fitted) == 1
+
+
+def test_hydra_is_imported_only_when_a_run_is_asked_for() -> None:
+    names = "('hydra', 'omegaconf', 'torch', 'rich.table')"
+    code = f"import sys, roadmap.cli.app; print([m for m in {names} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_without_hydra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    monkeypatch.delitem(sys.modules, "roadmap.cli.train")
+    result = called()
+    assert result.exit_code == 1
+    assert "error: training needs hydra: pip install 'roadmap[train]'" in result.stderr
+
+
+def test_a_word_of_the_verb_is_in_the_list() -> None:
+    assert "train" in CliRunner().invoke(cli.app, ["--help"]).output
