@@ -13,8 +13,7 @@ from roadmap.cli.data import GLYPH_SIZE, NAMES, app
 from roadmap.data.datasets import READERS, SOURCES, dataset
 from roadmap.data.datasets.glyphs import SIZE
 from roadmap.data.pictures.packs import fresh_pack
-
-from .data import layouts
+from tests.data import layouts
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from roadmap.embeddings import Embeddings
 from roadmap.engine.choices import chosen
 from roadmap.models import Retriever, retriever, save_checkpoint
 from roadmap.runs import Run
-
-from .data import layouts
+from tests.data import layouts
 
 Call = Callable[..., Result]
 IMAGE, RESIZE = 32, 36

@@ -24,8 +24,7 @@ from roadmap.engine.choices import chosen
 from roadmap.metrics import load_ground_truth, retrieval_metrics, revisited_metrics_of_vectors
 from roadmap.models import load_checkpoint, retriever, save_checkpoint
 from roadmap.runs import Run
-
-from .data import layouts
+from tests.data import layouts
 
 run = CliRunner().invoke
 Call = Callable[..., Result]

@@ -14,8 +14,7 @@ from roadmap.config.meaning import settings as all_settings
 from roadmap.config.request import given_keys
 from roadmap.config.settings import Settings
 from roadmap.losses.named import NAMES, constructor_parameters, required_options
-
-from .test_cli_train import called
+from tests.cli.test_train import called
 
 CATALOGUE = Catalogue()
 OPTIONS = {group: list(CATALOGUE.options(group)) for group in GROUPS if group != "recipe"}

@@ -21,12 +21,11 @@ from roadmap.config.settings import Settings
 from roadmap.data.datasets import SOURCES
 from roadmap.engine import fit
 from roadmap.losses.named import NAMES
-
-from .data import layouts
+from tests.data import layouts
 
 CATALOGUE = Catalogue()
 RECIPES = list(CATALOGUE.options("recipe"))
-DOCUMENT = (Path(__file__).parents[1] / "docs/recipes.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/recipes.md").read_text(encoding="utf-8")
 PAPER = [name for name in RECIPES if re.search("resnet50|deit", name)]
 
 # The released commands: optimiser, rate, rate of the projection, weight decay, milestones, epochs, batch, picture,

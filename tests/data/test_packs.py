@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from roadmap.data import packing
 from roadmap.data.datasets import dataset
+from roadmap.data.pictures import packing
 from roadmap.data.pictures.images import PictureError, picture, shrunk
 from roadmap.data.pictures.packing import pack
 from roadmap.data.pictures.packs import Pack, PackError, fresh_pack, pack_folder

@@ -72,7 +72,8 @@ import sys
 from pathlib import Path
 with open("imported", "a") as file:
     file.write("once ")
-from roadmap.data import dataset, packing
+from roadmap.data import dataset
+from roadmap.data.pictures import packing
 packing.SHARD = 2
 print(len(packing.pack(dataset("folder", "pictures"), 20, Path("out"), workers=2, progress=False)))
 """
