@@ -32,7 +32,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of("cuda")
     with pytest.raises(ValueError, match="hardware.device=mps: there is none here; use hardware.device=cpu"):
         device_of("mps")
-    with pytest.raises(ValueError, match="hardware.device must be one of auto, cpu, cuda, mps, got 'gpu'"):
+    with pytest.raises(ValueError, match="hardware.device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"):
         device_of("gpu")
 
 

@@ -21,7 +21,7 @@ from roadmap.engine.splits import Roster, Splits, sampler_of
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
 from roadmap.evaluation import dataset_evaluation
-from roadmap.hardware import autocast_of, laid_out
+from roadmap.hardware import autocast_of, in_layout
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.runs import Run
@@ -84,7 +84,7 @@ class Job:
 
 
 def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever, run: Run, display: Display) -> Job:
-    model = laid_out(model.to(fabric.device), settings.hardware)
+    model = in_layout(model.to(fabric.device), settings.hardware)
     sampler = sampler_of(splits.train, settings.data, settings.seed)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)

@@ -1,0 +1,210 @@
+"""From a name to an `Encoder`, and to the pictures of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, SettingError
+from roadmap.data import READERS, SOURCES, CentreCrop, Records, dataset
+from roadmap.data.batches.loading import SIDE
+from roadmap.data.datasets import explanation, glyphs
+from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
+from roadmap.hardware import device_of
+from roadmap.locations import checkpoint_of, run_around
+from roadmap.models import Retriever, load_checkpoint, retriever
+from roadmap.models.backbones import SMALL, described, trial_features
+from roadmap.runs import Run
+
+IMAGE, SMALL_IMAGE = 224, 32
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for beside the name; None where nothing was. As in `Encoder.open`."""
+
+    device: str = "auto"
+    precision: str | None = None
+    image: int | None = None
+    resize: int | None = None
+    weights: str | None = None
+    pooling: str | None = None
+    dim: int | None = None
+    batch: int | None = None
+
+
+def encoder_named(what: str | Path, wanted: Wanted) -> Encoder:
+    checkpoint = checkpoint_of(what)
+    return _of_timm(str(what), wanted) if checkpoint is None else _of_checkpoint(checkpoint, wanted)
+
+
+def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
+    if given := [name for name in ("weights", "pooling", "dim") if getattr(wanted, name) is not None]:
+        fields = ", ".join(f"model.{name}" for name in given)
+        raise SettingError(
+            f"model.{given[0]}",
+            f"{fields} {'is' if len(given) == 1 else 'are'} for timm models; {path} brings its own: leave "
+            f"{'it' if len(given) == 1 else 'them'} out",
+        )
+    folder = run_around(path)
+    run = None if folder is None else Run.open(folder)
+    settings = None if run is None else run.settings()
+    hardware = HardwareSettings() if settings is None else settings.hardware
+    device = _device(wanted.device, hardware.device)  # before the weights are read: it may not be there
+    model, about = load_checkpoint(path)
+    crop = _crop(model, None if settings is None else settings.data, about.get("resize"), wanted)
+    own_batch = BATCH if settings is None else max(LEAST_BATCH, settings.data.batch_size)
+    return Encoder(
+        model,
+        crop,
+        hardware if wanted.precision is None else dataclasses.replace(hardware, precision=wanted.precision),
+        device,
+        name=path.stem if folder is None else folder.name,
+        batch=wanted.batch or own_batch,
+        side=max(SIDE, crop.resize) if settings is None else settings.data.side,
+        workers=None if settings is None else settings.data.workers,
+        weights=f"{path}{f' (epoch {epoch})' if (epoch := about.get('epoch')) is not None else ''}",
+        checkpoint=path,
+        about=about,
+        run=run,
+    )
+
+
+def _of_timm(name: str, wanted: Wanted) -> Encoder:
+    if name != SMALL:
+        try:
+            described(name)
+        except ValueError as error:
+            raise SettingError("model.name", f"there is no run folder or checkpoint {name}, and {error}") from error
+    hardware = HardwareSettings(precision=wanted.precision or "auto")
+    device = _device(wanted.device, "auto")
+    weights = wanted.weights or ("random" if name == SMALL else "hub")
+    image = wanted.image or (SMALL_IMAGE if name == SMALL else IMAGE)
+    settings = ModelSettings(name, weights, wanted.pooling or "auto", dim=wanted.dim)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what is random in it is the same in every call
+        model = retriever(settings, image).eval()
+    crop = CentreCrop(image, wanted.resize or _usual_resize(name, image), model.mean, model.std)
+    return Encoder(
+        model,
+        crop,
+        hardware,
+        device,
+        name=name,
+        batch=wanted.batch or BATCH,
+        side=max(SIDE, crop.resize),
+        weights=f"weights {weights}",
+    )
+
+
+def _device(wanted: str, own: str) -> torch.device:
+    """As asked; else the run's own, where it is here: its vectors are then the same to the bit."""
+    if wanted != "auto":
+        return device_of(wanted)
+    with suppress(SettingError):
+        return device_of(own)
+    return device_of("auto")
+
+
+def _crop(model: Retriever, data: DataSettings | None, resize: int | None, wanted: Wanted) -> CentreCrop:
+    """The run's own crop, or the checkpoint's; in proportion where another size is asked for."""
+    if data is not None:
+        own = centre_crop(data, model)
+    else:
+        own = CentreCrop(model.image, resize or _usual_resize(model.settings.name, model.image), model.mean, model.std)
+    image = own.size if wanted.image is None else _other_size(model, wanted.image)
+    return dataclasses.replace(own, size=image, resize=wanted.resize or own.resize * image // own.size)
+
+
+def _usual_resize(name: str, image: int) -> int:
+    """Pretrained networks see the middle of a picture, 224 of 256; small pictures are better seen whole."""
+    return image if name == SMALL else image * 8 // 7
+
+
+def _other_size(model: Retriever, image: int) -> int:
+    """Convolutional networks see pictures of another size than they were trained with; most transformers do not."""
+    if image != model.image:
+        try:
+            trial_features(model.backbone, model.settings.name, image)
+        except ValueError as error:
+            raise SettingError(
+                "data.image",
+                f"data.image={image}: this {model.settings.name} takes pictures of {model.image} pixels; leave "
+                "data.image out",
+            ) from error
+    return image
+
+
+def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> Records:
+    """See `Encoder.records`."""
+    own = None if encoder.run is None else encoder.run.settings().data
+    if data is None:
+        if own is None:
+            raise SettingError(
+                "data.name", f"data.name is missing: which pictures? One of {', '.join(READERS)}; folder for your own"
+            )
+        if own.test_sets:
+            offers = " or ".join(f"data.name={name} data.root={where}" for name, where in own.test_sets.items())
+            raise SettingError(
+                "data.name",
+                f"{encoder.name} was tested on other pictures than it was trained on; say which: {offers}",
+            )
+        data = own.name
+        root = _own_root(encoder.run, own) if root is None else root
+    records = _read(data, root)
+    if encoder.run is None or own is None or not _same_pictures(own, data, records, encoder.run):
+        return records
+    divided, notes = encoder.run.division(records)
+    return dataclasses.replace(divided, notes=(*divided.notes, *notes))
+
+
+def _read(name: str, root: str | Path | None) -> Records:
+    if root is not None or name not in READERS:
+        return dataset(name, "" if root is None else root)  # an unknown name is told with the nearest
+    if name == "glyphs":
+        return glyphs(None)
+    known = f" {explanation(name)}" if name in SOURCES else ""
+    raise SettingError("data.root", f"{name} needs its pictures: give data.root=PATH.{known.replace('ROOT', 'PATH')}")
+
+
+def _own_root(run: Run | None, own: DataSettings) -> Path | None:
+    """Where the run found its pictures. One that is not absolute is below the folder that the run was started in."""
+    if own.root is None or run is None:
+        return None
+    root = Path(own.root)
+    if root.is_absolute():
+        return root
+    started = _started_in(run)
+    if started is None:
+        raise SettingError(
+            "data.root",
+            f"{run.folder} found its pictures in {own.root}, relative to a folder that it did not note: give "
+            f"data.root=PATH, the whole path of {own.root}",
+        )
+    return started / root
+
+
+def _started_in(run: Run) -> Path | None:
+    """The working folder that a run noted, if it did."""
+    with suppress(OSError, ValueError, AttributeError):
+        noted = json.loads((run.folder / "environment.json").read_text()).get("folder")
+        return None if noted is None else Path(noted)
+    return None
+
+
+def _same_pictures(own: DataSettings, name: str, records: Records, run: Run) -> bool:
+    """Whether these are the pictures of the run."""
+    if own.name != name:
+        return False
+    if own.root is None:
+        return name == "glyphs"
+    with suppress(SettingError):
+        there = _own_root(run, own)
+        # a table is a file: its pictures lie beside it
+        return there is not None and records.root.resolve() in (there.resolve(), there.resolve().parent)
+    return False
