@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,13 @@ from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
-from roadmap.engine.splits import held_out_classes
+from roadmap.engine.splits import MANY_CLASSES, division_of, held_out_classes
+from roadmap.engine.splits import OWN as OWN
 from roadmap.hardware import device_of
 from roadmap.models import WeightsError
 from roadmap.models.backbones import SMALL as SMALL_CNN
 from roadmap.models.hub import hub_file
 
-OWN = ("folder", "table")
-MANY_CLASSES = 20  # from which whole classes can be spared for the test
-TEST_SHARE = 0.2
-FEWEST_TO_SHARE = 4  # pictures of a class of which some are tested on and some trained
 LOOKED_AT = 64  # pictures whose size is looked at
 SMALL, MIDDLE = 48, 112  # median shorter side up to which pictures count as such
 PICTURES_SEEN = 200_000  # by a pretrained network over all epochs; from scratch five times as many
@@ -37,8 +33,8 @@ def chosen(settings: Settings, records: Records, given: frozenset[str] | None) -
         return settings, records, []
     reasons: list[str] = []
     if records.splits is None:
-        records, reason = _with_test(records)
-        reasons.append(reason)
+        records, drawn = division_of(records)
+        reasons += drawn
     if given is None:
         return settings, records, reasons
     if "train" not in records.split_names():
@@ -70,37 +66,6 @@ class _Choice:
             taken.append(f"{dotted}={value}")
         if taken:
             self.reasons.append(f"{' '.join(taken)}: {why}")
-
-
-def _with_test(records: Records) -> tuple[Records, str]:
-    labels, sizes = np.unique(records.labels, return_counts=True)
-    if len(labels) < 2:
-        raise ValueError(
-            f"{records.root} holds {len(labels)} class; retrieval needs at least 2, "
-            "each in a folder (or label) of its own"
-        )
-    splits = np.full(len(records), "train", dtype="<U5")
-    if (classes := int((sizes > 1).sum())) >= MANY_CLASSES:  # one picture alone neither trains nor tests
-        among = ~np.isin(records.labels, records.singletons())
-        divided = records.select(among).split_by_class(TEST_SHARE)
-        splits[among] = divided.splits
-        held = len(np.unique(divided.split("test").labels))
-        reason = f"test set: {held} of {classes} classes, held out whole, so that it shows how new classes fare"
-        return dataclasses.replace(records, splits=splits), reason
-    for label in labels[sizes >= FEWEST_TO_SHARE]:
-        members = np.flatnonzero(records.labels == label)
-        shuffled = members[permutation(len(members), 0, int(label))]
-        splits[shuffled[: max(2, round(TEST_SHARE * len(members)))]] = "test"
-    if not (splits == "test").any():
-        raise ValueError(
-            f"{records.root}: every one of its {len(labels)} classes has fewer than {FEWEST_TO_SHARE} pictures, "
-            "too few to test on; add pictures, or lay them out below train/ and test/"
-        )
-    return (
-        dataclasses.replace(records, splits=splits),
-        f"test set: a fifth of the pictures of each of the {classes} classes, at least 2 (with {MANY_CLASSES} classes "
-        "or more, whole classes would be held out)",
-    )
 
 
 def _class_sizes(records: Records) -> Ints:

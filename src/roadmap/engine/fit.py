@@ -7,10 +7,11 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from roadmap.config.settings import Settings
-from roadmap.data import Batches
+from roadmap.data import Batches, Records
 from roadmap.engine.choices import chosen
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
@@ -37,8 +38,8 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
         The run's folder.
     """
     display = Display(quiet)
-    records = records_of(settings.data)
-    settings, records, reasons = chosen(settings, records, given)
+    found = records_of(settings.data)
+    settings, records, reasons = chosen(settings, found, given)
     fabric = engine_of(settings.hardware)
     splits = splits_of(records, settings.data, settings.select)
     check_metric(settings.select, splits)
@@ -46,6 +47,8 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
     torch.manual_seed(settings.seed)
     model = retriever(settings.model, settings.data.image)
     run = Run.create(settings)
+    if _drawn(splits.everything, found):
+        run.save_division(splits.everything)
     display.start(run.folder, settings, splits, reasons, model, fabric)
     return _trained(job_of(settings, fabric, splits, model, run, display))
 
@@ -54,17 +57,22 @@ def resume(folder: Path, quiet: bool = False) -> Path:
     """Goes on with a run that was stopped, from its last saved state, as if it had not been."""
     run, display = Run.open(folder), Display(quiet)
     settings = dataclasses.replace(run.settings(), run=str(folder))
-    records = records_of(settings.data)
+    records, changes = run.division(records_of(settings.data))
     settings, records, _ = chosen(settings, records, None)
     fabric = engine_of(settings.hardware)
     splits = splits_of(records, settings.data, settings.select)
     torch.manual_seed(settings.seed)
     # the saved state brings the weights: the file they first came from is not needed again
     model = retriever(dataclasses.replace(settings.model, weights="random"), settings.data.image)
-    display.start(run.folder, settings, splits, [], model, fabric)
+    display.start(run.folder, settings, splits, changes, model, fabric)
     job = job_of(settings, fabric, splits, model, run, display)
     job.load()
     return _trained(job)
+
+
+def _drawn(division: Records, found: Records) -> bool:
+    """Whether the program drew a split: the pictures came without."""
+    return found.splits is None or not np.array_equal(division.splits, found.splits)  # type: ignore[arg-type]
 
 
 def _trained(job: Job) -> Path:

@@ -2,6 +2,7 @@
 
 config.yaml              the settings, complete; `roadmap train` can be given them again
 environment.json         Python, packages, device, commit
+pictures.csv             which pictures train, choose the epoch and test, where the program drew that
 metrics.jsonl            a line per logged step and per evaluation
 tensorboard/             the same numbers, for TensorBoard
 checkpoints/last.pt      everything needed to go on (`TrainState`)
@@ -13,23 +14,18 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from roadmap.atomic import replaced
 from roadmap.config.settings import Settings
-
-PACKAGES = ("roadmap", "torch", "torchvision", "timm", "triton", "lightning-fabric", "hydra-core", "numpy", "pillow")
+from roadmap.data import Records
+from roadmap.runs.division import save_division, stored_division
+from roadmap.runs.machine import environment
 
 
 class Run:
@@ -84,6 +80,17 @@ class Run:
         if not isinstance(values, dict):
             raise ValueError(f"{path} must hold the settings of a run, got {type(values).__name__}")
         return Settings.from_dict(values)
+
+    def save_division(self, records: Records) -> None:
+        """Stores which pictures train, choose the epoch and test; for splits that the program drew."""
+        save_division(self.folder, records)
+
+    def division(self, records: Records) -> tuple[Records, list[str]]:
+        """The pictures exactly as the run divided them, and what is missing or new since, a sentence each.
+
+        New ones are left out. Where the run stored nothing, its pictures came with their splits: as they are, and [].
+        """
+        return stored_division(self.folder, records)
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """A line in metrics.jsonl, and its numbers in TensorBoard."""
@@ -148,46 +155,6 @@ class Run:
     def _write(self, name: str, text: str) -> None:
         with replaced(self.folder / name) as temporary:
             Path(temporary).write_text(text, encoding="utf-8")
-
-
-def environment() -> dict[str, Any]:
-    """Python, packages, device and commit: what the numbers of a run may depend on beside its settings."""
-    packages = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "packages": packages,
-        "gpus": gpus,
-        "cuda": torch.version.cuda,
-        "cpu_threads": torch.get_num_threads(),
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """Of the source this runs from, with "+" if it was changed since; None where it is in no repository."""
-    source = Path(__file__)
-    try:
-        _git(
-            source, "ls-files", "--error-unmatch", source.name
-        )  # an environment inside another repository is not in it
-        head, changed = _git(source, "rev-parse", "--short", "HEAD"), _git(source, "status", "--porcelain", ".")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{head}{'+' if changed else ''}"
-
-
-def _git(source: Path, *arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(
-        command, cwd=source.parent, capture_output=True, text=True, timeout=10, check=True
-    ).stdout.strip()
 
 
 def _name(settings: Settings, when: time.struct_time | None) -> str:

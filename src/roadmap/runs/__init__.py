@@ -1,0 +1,5 @@
+"""Runs on disk: what is written while one trains, and what is read of it later."""
+
+from roadmap.runs.folder import Run
+
+__all__ = ["Run"]
