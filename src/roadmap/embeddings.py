@@ -209,7 +209,8 @@ def _name_in(found: Iterable[str], part: str, path: Path) -> str | None:
 def _strings(values: NDArray[Any]) -> tuple[str, ...]:
     """Names as they are meant: bytes are text, so that they match the same names written as text."""
     return tuple(
-        value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value) for value in values.tolist()
+        value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+        for value in values.tolist()
     )
 
 

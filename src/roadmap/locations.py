@@ -1,4 +1,4 @@
-"""Where a model lies: the checkpoint that a run folder or a path means. Without torch, so that mistakes are told at once."""
+"""Where a model lies: the checkpoint that a run folder or a path means. No torch: mistakes are told at once."""
 
 from __future__ import annotations
 

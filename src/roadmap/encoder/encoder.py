@@ -19,7 +19,7 @@ from roadmap.data.batches.loading import SIDE
 from roadmap.data.pictures.packing import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder.vectors import embeddings_of, image_batches, vectors_of
-from roadmap.hardware import autocast_of, in_layout, precision_of, repeatable
+from roadmap.hardware import autocast_of, precision_of, repeatable
 from roadmap.models import Retriever
 from roadmap.runs import Run
 
@@ -69,12 +69,11 @@ class Encoder:
     run: Run | None = None
 
     def __post_init__(self) -> None:
-        self.model = in_layout(self.model.to(self.device), self.hardware)
         self._digest: tuple[object, str] = (None, "")
 
     @classmethod
     def of(cls, model: Retriever, settings: Settings, device: torch.device) -> Encoder:
-        """The one of a training run: with its crop, precision, layout and batch size."""
+        """The one of a training run, with its crop, precision and batch size; the model is on the device already."""
         return cls(
             model,
             centre_crop(settings.data, model),
@@ -156,10 +155,10 @@ class Encoder:
             progress: show a bar; None: where a person watches and it takes long.
         """
         if not isinstance(pictures, Records):
-            pictures = list(pictures)  # type: ignore[arg-type]
-            if pictures and all(isinstance(one, Image.Image) for one in pictures):
-                return self._embed_images(pictures, progress)  # type: ignore[arg-type]
-            pictures = records_of_paths(pictures)  # type: ignore[arg-type]
+            images = [one for one in pictures if isinstance(one, Image.Image)]
+            if images and len(images) == len(pictures):
+                return self._embed_images(images, progress)
+            pictures = records_of_paths(pictures)
         batches = evaluation_batches(
             pictures,
             self.crop,
@@ -204,12 +203,12 @@ class Encoder:
         return records_for(self, data, root)
 
 
-def records_of_paths(paths: Sequence[str | Path]) -> Records:
+def records_of_paths(paths: Sequence[object]) -> Records:
     """Pictures without labels; their names are relative to the working folder, or absolute."""
     if wrong := [one for one in paths if not isinstance(one, (str, Path))]:
         raise TypeError(
             f"pictures must be Records, paths, or Pillow images, all of one kind; got {type(wrong[0]).__name__} "
             "among them"
         )
-    names = tuple(Path(path).as_posix() for path in paths)
+    names = tuple(Path(str(path)).as_posix() for path in paths)
     return Records("pictures", Path.cwd(), names, np.full(len(names), UNLABELLED))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from roadmap.data import READERS, SOURCES, CentreCrop, Records, dataset
 from roadmap.data.batches.loading import SIDE
 from roadmap.data.datasets import explanation, glyphs
 from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
-from roadmap.hardware import device_of
+from roadmap.hardware import device_of, in_layout
 from roadmap.locations import checkpoint_of, run_around
 from roadmap.models import Retriever, load_checkpoint, retriever
 from roadmap.models.backbones import SMALL, described, trial_features
@@ -59,10 +58,12 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
     model, about = load_checkpoint(path)
     crop = _crop(model, None if settings is None else settings.data, about.get("resize"), wanted)
     own_batch = BATCH if settings is None else max(LEAST_BATCH, settings.data.batch_size)
+    if wanted.precision is not None:
+        hardware = dataclasses.replace(hardware, precision=wanted.precision)
     return Encoder(
-        model,
+        in_layout(model.to(device), hardware),
         crop,
-        hardware if wanted.precision is None else dataclasses.replace(hardware, precision=wanted.precision),
+        hardware,
         device,
         name=path.stem if folder is None else folder.name,
         batch=wanted.batch or own_batch,
@@ -91,7 +92,7 @@ def _of_timm(name: str, wanted: Wanted) -> Encoder:
         model = retriever(settings, image).eval()
     crop = CentreCrop(image, wanted.resize or _usual_resize(name, image), model.mean, model.std)
     return Encoder(
-        model,
+        in_layout(model.to(device), hardware),
         crop,
         hardware,
         device,
@@ -142,25 +143,27 @@ def _other_size(model: Retriever, image: int) -> int:
 
 def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> Records:
     """See `Encoder.records`."""
-    own = None if encoder.run is None else encoder.run.settings().data
-    if data is None:
-        if own is None:
+    run = encoder.run
+    if run is None:
+        if data is None:
             raise SettingError(
                 "data.name", f"data.name is missing: which pictures? One of {', '.join(READERS)}; folder for your own"
             )
-        if own.test_sets:
-            offers = " or ".join(f"data.name={name} data.root={where}" for name, where in own.test_sets.items())
-            raise SettingError(
-                "data.name",
-                f"{encoder.name} was tested on other pictures than it was trained on; say which: {offers}",
-            )
-        data = own.name
-        root = _own_root(encoder.run, own) if root is None else root
-    records = _read(data, root)
-    if encoder.run is None or own is None or not _same_pictures(own, data, records, encoder.run):
+        return _read(data, root)
+    own = run.settings().data
+    if data is None and own.test_sets:
+        offers = " or ".join(f"data.name={name} data.root={where}" for name, where in own.test_sets.items())
+        raise SettingError(
+            "data.name", f"{encoder.name} was tested on other pictures than it was trained on; say which: {offers}"
+        )
+    if root is None and data in (None, own.name):
+        root = _own_root(run, own)
+    records = _read(data or own.name, root)
+    # a root alone says that the pictures of the run have moved there
+    if data is not None and not _same_pictures(own, data, root):
         return records
-    divided, notes = encoder.run.division(records)
-    return dataclasses.replace(divided, notes=(*divided.notes, *notes))
+    division, notes = run.division(records)
+    return dataclasses.replace(division, notes=(*division.notes, *notes))
 
 
 def _read(name: str, root: str | Path | None) -> Records:
@@ -172,39 +175,20 @@ def _read(name: str, root: str | Path | None) -> Records:
     raise SettingError("data.root", f"{name} needs its pictures: give data.root=PATH.{known.replace('ROOT', 'PATH')}")
 
 
-def _own_root(run: Run | None, own: DataSettings) -> Path | None:
-    """Where the run found its pictures. One that is not absolute is below the folder that the run was started in."""
-    if own.root is None or run is None:
+def _own_root(run: Run, own: DataSettings) -> Path | None:
+    """Where the run found its pictures."""
+    if own.root is None:
         return None
-    root = Path(own.root)
-    if root.is_absolute():
-        return root
-    started = _started_in(run)
-    if started is None:
+    if not Path(own.root).is_absolute():  # an older version kept it as it was typed
         raise SettingError(
             "data.root",
             f"{run.folder} found its pictures in {own.root}, relative to a folder that it did not note: give "
             f"data.root=PATH, the whole path of {own.root}",
         )
-    return started / root
+    return Path(own.root)
 
 
-def _started_in(run: Run) -> Path | None:
-    """The working folder that a run noted, if it did."""
-    with suppress(OSError, ValueError, AttributeError):
-        noted = json.loads((run.folder / "environment.json").read_text()).get("folder")
-        return None if noted is None else Path(noted)
-    return None
-
-
-def _same_pictures(own: DataSettings, name: str, records: Records, run: Run) -> bool:
-    """Whether these are the pictures of the run."""
-    if own.name != name:
+def _same_pictures(own: DataSettings, name: str, root: str | Path | None) -> bool:
+    if own.name != name or (own.root is None) != (root is None):
         return False
-    if own.root is None:
-        return name == "glyphs"
-    with suppress(SettingError):
-        there = _own_root(run, own)
-        # a table is a file: its pictures lie beside it
-        return there is not None and records.root.resolve() in (there.resolve(), there.resolve().parent)
-    return False
+    return own.root is None or root is None or Path(own.root).resolve() == Path(root).resolve()

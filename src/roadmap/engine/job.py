@@ -20,8 +20,7 @@ from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Roster, Splits, sampler_of
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
-from roadmap.evaluation import dataset_evaluation
-from roadmap.hardware import autocast_of, in_layout
+from roadmap.hardware import in_layout
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.runs import Run
@@ -56,8 +55,7 @@ class Job:
         return self.state.kept
 
     def metrics(self, model: Retriever, records: Records) -> dict[str, float]:
-        autocast = autocast_of(self.settings.hardware, self.fabric.device)
-        return dataset_evaluation(records, lambda part: self.pictures.embedded(model, part, autocast))
+        return self.pictures.evaluation(model, records).metrics
 
     def tested(self, model: Retriever) -> dict[str, dict[str, float]]:
         return {test.name: self.metrics(model, test) for test in self.splits.tests}
@@ -108,7 +106,7 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
         torch.channels_last if settings.hardware.channels_last else torch.preserve_format,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
-        pictures.packed(everything)
+        pictures.open_pack(everything)
     return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display)
 
 

@@ -13,19 +13,18 @@ from roadmap.config.settings import DataSettings, Settings
 from roadmap.data import (
     Batches,
     CategoryPairs,
-    CentreCrop,
     MPerClass,
     Pack,
     RandomCrop,
     Records,
-    evaluation_batches,
     fresh_pack,
     pack,
     pack_folder,
     training_batches,
 )
 from roadmap.data.pictures.packing import OnError
-from roadmap.embeddings import Embeddings, embedded
+from roadmap.encoder import Encoder, centre_crop
+from roadmap.evaluation import Evaluation, evaluate
 from roadmap.models import Retriever
 
 LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
@@ -78,7 +77,7 @@ class Pictures:
         low, high = data.scale
         narrow, wide = data.ratio
         self.random = RandomCrop(data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std)
-        self.centre = CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std)
+        self.centre = centre_crop(data, model)
         self.skipped: dict[str, str] = {}
         self._packs: dict[tuple[str, Path], Pack | None] = {}  # tables can lie side by side in one folder
 
@@ -89,7 +88,7 @@ class Pictures:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped.update(state_dict["skipped"])
 
-    def packed(self, everything: Records) -> None:
+    def open_pack(self, everything: Records) -> None:
         """Opens the pack of a dataset, or makes it, before its splits are asked for."""
         if (everything.name, everything.root) not in self._packs:
             self._packs[everything.name, everything.root] = pack_of_all(everything, self.settings.data, not self.quiet)
@@ -113,17 +112,21 @@ class Pictures:
         batches.skipped = self.skipped  # one list for the whole run
         return batches
 
-    def embedded(self, model: Retriever, records: Records, autocast: torch.dtype | None) -> Embeddings:
-        """The embeddings of `records`, centre crops."""
-        data = self.settings.data
-        batches = evaluation_batches(
+    def evaluation(self, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
+        """By the protocol of the dataset, as `roadmap evaluate` does it later, to the bit.
+
+        Args:
+            model: with the weights to judge.
+            records: with test pictures, or queries and a gallery.
+            nearest: how many neighbours of each query are kept.
+        """
+        found = evaluate(
+            Encoder.of(model, self.settings, self.device),
             records,
-            self.centre,
-            max(64, data.batch_size),
-            self._pack(records),
-            self.device,
-            data.workers,
-            on_error_of(data),
+            pack=self._packs.get((records.name, records.root)),
+            on_error=on_error_of(self.settings.data),
+            nearest=nearest,
+            progress=False if self.quiet else None,
         )
-        batches.skipped = self.skipped
-        return embedded(model, batches, autocast, progress=False if self.quiet else None)
+        self.skipped.update(found.facts["data"]["skipped"])
+        return found
