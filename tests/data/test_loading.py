@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
 
 from roadmap.data.batches.augment import CentreCrop, RandomCrop, cpu_crop
 from roadmap.data.batches.delivery import Request, Resident, Streamed, Threaded
-from roadmap.data.batches.loading import evaluation_batches, pack_or_offer, training_batches
+from roadmap.data.batches.loading import evaluation_batches, training_batches
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures.images import PictureError, picture
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import fresh_pack
 
 from . import layouts
 
@@ -161,19 +158,6 @@ def test_a_batch_whose_pictures_are_all_skipped_is_empty(records):
     for source in (None, pack(records, 256, workers=0, on_error="skip", progress=False)):
         (batch,) = evaluation_batches(records, CentreCrop(16, 20), 13, source, workers=0, on_error="skip")
         assert batch.images.shape[0] == len(batch.labels) == 0
-
-
-def test_the_pack_is_used_when_there_or_offered(records, caplog):
-    asked = []
-    with caplog.at_level(logging.WARNING, "roadmap.data"):
-        assert pack_or_offer(records) is None
-    assert "decodes 13 files again" in caplog.text
-    assert "roadmap data pack" in caplog.text
-    assert pack_or_offer(records, confirm=lambda text: bool(asked.append(text))) is None
-    assert "Make one now?" in asked[0]
-    made = pack_or_offer(records, confirm=lambda text: True)
-    assert len(made) == 13
-    assert pack_or_offer(records).folder == made.folder == fresh_pack(records, 256).folder
 
 
 def test_what_is_refused_says_why(records, pictures):

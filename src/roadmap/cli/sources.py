@@ -85,7 +85,7 @@ class Source:
 
     def decoded(self, part: Records) -> Pack | None:
         """The pack of some of the records; None: their files are decoded."""
-        return None if self.pack is None else self.pack.aligned(part)
+        return None if self.pack is None else self.pack.of(part)
 
     def settings(self) -> dict[str, Any]:
         """What decided the vectors beside the model and the pictures, as plain values."""

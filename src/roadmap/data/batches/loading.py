@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,14 +14,13 @@ from roadmap.data.batches.augment import CentreCrop, Crop, RandomCrop
 from roadmap.data.batches.delivery import Decoded, Request, Resident, Source, Streamed, Threaded
 from roadmap.data.batches.samplers import CategoryPairs, MPerClass
 from roadmap.data.pictures.images import PictureError
-from roadmap.data.pictures.packing import OnError, pack
-from roadmap.data.pictures.packs import Pack, fresh_pack
+from roadmap.data.pictures.packing import OnError
+from roadmap.data.pictures.packs import Pack
+from roadmap.data.pictures.policy import SIDE as SIDE
 from roadmap.data.records import Records
 
-SIDE = 256
 RESIDENT_SHARE = 0.4  # of free device memory that a pack may take; the rest is for the model
 Place = Literal["auto", "resident", "streamed"]
-log = logging.getLogger("roadmap.data")
 
 
 class Batch(NamedTuple):
@@ -94,7 +91,7 @@ def training_batches(
         records: the training pictures, in the order the sampler knows them.
         sampler: says which pictures meet; its `position` follows the batches handed out.
         crop: None for the paper's 224-pixel crops.
-        pictures: their pack, aligned (`pack_or_offer`, `fresh_pack`); None decodes the files every time.
+        pictures: their pack, aligned (`pack_for(...)`, `pack.of(records)`); None decodes the files every time.
         device: where batches are delivered.
         workers: threads or processes on the host; None for one per core.
         on_error: "raise" for a picture that cannot be decoded, or "skip" and count it in `Batches.skipped`.
@@ -154,7 +151,7 @@ def _source(
         return Decoded(records, crop, device, cores if workers is None else workers)
     if len(pictures) != len(records):
         raise ValueError(
-            f"the pack holds {len(pictures)} pictures for {len(records)} records; align it with pack.aligned(records)"
+            f"the pack holds {len(pictures)} pictures for {len(records)} records; align it with pack.of(records)"
         )
     if device.type == "cpu":
         return Threaded(pictures, crop, workers)
@@ -166,29 +163,3 @@ def _source(
 def _fits(pictures: Pack, device: torch.device) -> bool:
     free, _ = torch.cuda.mem_get_info(device)
     return pictures.nbytes < RESIDENT_SHARE * free
-
-
-def pack_or_offer(
-    records: Records,
-    side: int = SIDE,
-    folder: Path | None = None,
-    confirm: Callable[[str], bool] | None = None,
-    on_error: OnError = "raise",
-) -> Pack | None:
-    """The pack of these pictures if there is a fresh one; else offers to make it.
-
-    Args:
-        records: the whole dataset or a split of it; what is packed, if it is, is exactly these records.
-        side: shorter side of the packed pictures.
-        folder: where the pack is, or will be; None for the user's cache.
-        confirm: asked before a pack is made; None never makes one, and logs how to.
-        on_error: as in `pack`.
-    """
-    found = fresh_pack(records, side, folder)
-    if found is not None:
-        return found
-    offer = f"{records.name} has no pack of side {side}: every epoch decodes {len(records):,} files again"
-    if confirm is not None and confirm(f"{offer}. Make one now?"):
-        return pack(records, side, folder, on_error=on_error)
-    log.warning("%s. `roadmap data pack NAME %s --side %d` makes one.", offer, records.root, side)
-    return None
