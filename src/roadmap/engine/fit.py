@@ -16,6 +16,7 @@ from roadmap.engine.choices import chosen
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
+from roadmap.engine.paths import absolute_paths
 from roadmap.engine.splits import check_metric, judging, records_of, sampler_of, splits_of
 from roadmap.engine.state import Best
 from roadmap.engine.step import NonFiniteError, Watch, step
@@ -37,7 +38,7 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
     Returns:
         The run's folder.
     """
-    display = Display(quiet)
+    display, settings = Display(quiet), absolute_paths(settings)
     found = records_of(settings.data)
     settings, records, reasons = chosen(settings, found, given)
     fabric = engine_of(settings.hardware)
