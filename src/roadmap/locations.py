@@ -1,12 +1,21 @@
-"""Where a model lies: the checkpoint that a run folder or a path means. No torch: mistakes are told at once."""
+"""Where models and pictures lie: the checkpoint that a name means, and what a dataset needs.
+
+Nothing here imports torch, so that mistakes are told at once.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from roadmap.config.settings import SettingError
+
 MODEL = "a run folder (its best epoch), a checkpoint (.safetensors), small_cnn, or the name of any timm model"
 CHECKPOINT = Path("checkpoints") / "best.safetensors"  # inside a run folder
 STATE = Path("checkpoints") / "last.pt"
+OWN_PICTURES = {
+    "folder": "a folder with a folder of pictures per class: PATH/CLASS/picture.jpg",
+    "table": "a .csv or .parquet file with the columns path and label, one picture a line",
+}
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 
 
@@ -51,3 +60,18 @@ def run_around(checkpoint: Path) -> Path | None:
     folder = checkpoint.resolve().parent.parent
     is_its_best = (folder / CHECKPOINT) == checkpoint.resolve()
     return folder if is_its_best and (folder / "config.yaml").is_file() else None
+
+
+def check_root(name: str, root: str | Path | None) -> None:
+    """The dataset is known, and lies somewhere unless it is drawn; says where to get it and what is expected there."""
+    from roadmap.data.datasets import READERS, SOURCES, dataset, explanation
+
+    if name not in READERS:
+        dataset(name, "")  # says that it is unknown, with the nearest name
+    if root is None and name != "glyphs":
+        expected = f"PATH is {OWN_PICTURES[name]}." if name in OWN_PICTURES else ""
+        if name in SOURCES:
+            expected = explanation(name).replace("ROOT", "PATH")
+        raise SettingError("data.root", f"data.name={name} needs its pictures: add data.root=PATH. {expected}")
+    if root is not None and not Path(root).exists():
+        raise FileNotFoundError(f"{root} is not a folder or a file that exists")

@@ -15,8 +15,8 @@ from PIL import Image
 
 from roadmap.config.settings import DataSettings, HardwareSettings, Settings
 from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, evaluation_batches
-from roadmap.data.batches.loading import SIDE
 from roadmap.data.pictures.packing import OnError
+from roadmap.data.pictures.policy import SIDE
 from roadmap.embeddings import Embeddings
 from roadmap.encoder.vectors import embeddings_of, image_batches, vectors_of
 from roadmap.hardware import autocast_of, precision_of, repeatable
@@ -163,10 +163,11 @@ class Encoder:
             pictures,
             self.crop,
             self.batch,
-            None if pack is None else pack.aligned(pictures),
+            None if pack is None else pack.of(pictures),
             self.device,
             0 if len(pictures) <= self.batch else self.workers,  # one batch is not worth starting processes for
             on_error,
+            side=self.side,
         )
         with repeatable(self.hardware):
             found = embeddings_of(self.model, batches, autocast_of(self.hardware, self.device), progress)

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, SettingError
-from roadmap.data import READERS, SOURCES, CentreCrop, Records, dataset
-from roadmap.data.batches.loading import SIDE
-from roadmap.data.datasets import explanation, glyphs
+from roadmap.data import READERS, CentreCrop, Records, dataset
+from roadmap.data.datasets import glyphs
+from roadmap.data.pictures.policy import SIDE, needed_side
 from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
 from roadmap.hardware import device_of, in_layout
-from roadmap.locations import checkpoint_of, run_around
+from roadmap.locations import check_root, checkpoint_of, run_around
 from roadmap.models import Retriever, load_checkpoint, retriever
 from roadmap.models.backbones import SMALL, described, trial_features
 from roadmap.runs import Run
@@ -67,7 +67,7 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
         device,
         name=path.stem if folder is None else folder.name,
         batch=wanted.batch or own_batch,
-        side=max(SIDE, crop.resize) if settings is None else settings.data.side,
+        side=needed_side(SIDE, crop.resize) if settings is None else settings.data.side,
         workers=None if settings is None else settings.data.workers,
         weights=f"{path}{f' (epoch {epoch})' if (epoch := about.get('epoch')) is not None else ''}",
         checkpoint=path,
@@ -98,7 +98,7 @@ def _of_timm(name: str, wanted: Wanted) -> Encoder:
         device,
         name=name,
         batch=wanted.batch or BATCH,
-        side=max(SIDE, crop.resize),
+        side=needed_side(SIDE, crop.resize),
         weights=f"weights {weights}",
     )
 
@@ -149,7 +149,7 @@ def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> 
             raise SettingError(
                 "data.name", f"data.name is missing: which pictures? One of {', '.join(READERS)}; folder for your own"
             )
-        return _read(data, root)
+        return records_at(data, root)
     own = run.settings().data
     if data is None and own.test_sets:
         offers = " or ".join(f"data.name={name} data.root={where}" for name, where in own.test_sets.items())
@@ -158,21 +158,21 @@ def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> 
         )
     if root is None and data in (None, own.name):
         root = _own_root(run, own)
-    records = _read(data or own.name, root)
+    records = records_at(data or own.name, root)
     # a root alone says that the pictures of the run have moved there
     if data is not None and not _same_pictures(own, data, root):
         return records
     division, notes = run.division(records)
+    if division is not records:
+        sizes = ", ".join(f"{split} {len(division.split(split)):,}" for split in division.split_names())
+        notes = [f"divided as in the run: {sizes}", *notes]
     return dataclasses.replace(division, notes=(*division.notes, *notes))
 
 
-def _read(name: str, root: str | Path | None) -> Records:
-    if root is not None or name not in READERS:
-        return dataset(name, "" if root is None else root)  # an unknown name is told with the nearest
-    if name == "glyphs":
-        return glyphs(None)
-    known = f" {explanation(name)}" if name in SOURCES else ""
-    raise SettingError("data.root", f"{name} needs its pictures: give data.root=PATH.{known.replace('ROOT', 'PATH')}")
+def records_at(name: str, root: str | Path | None) -> Records:
+    """The dataset, read from where it lies; glyphs are drawn where no root is given."""
+    check_root(name, root)
+    return glyphs(None) if root is None else dataset(name, root)
 
 
 def _own_root(run: Run, own: DataSettings) -> Path | None:

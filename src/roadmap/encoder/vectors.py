@@ -11,9 +11,10 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from roadmap.data import UNLABELLED, Batch, Batches, CentreCrop, picture_key
-from roadmap.data.batches.augment import cpu_crop, normalised
+from roadmap.data.batches.augment import cpu_crop, write_network_input
 from roadmap.data.pictures.images import _rgb, shrunk
 from roadmap.embeddings import Embeddings
+from roadmap.progress import bar
 
 
 def embeddings_of(
@@ -47,21 +48,15 @@ def vectors_of(
     model: nn.Module, batches: Iterable[Batch], total: int, autocast: torch.dtype | None, progress: bool | None
 ) -> tuple[Tensor, Tensor] | None:
     """(N, D) vectors and the (N,) indices of their pictures; None where no picture came."""
-    from tqdm import tqdm
-
     vectors, places = [], []
-    show = None if progress is None else not progress
-    with (
-        _evaluation_mode(model),
-        tqdm(total=total, desc="embedding", unit=" pictures", disable=show, leave=False, delay=2.0) as bar,
-    ):
+    with _evaluation_mode(model), bar(total, "embedding", show=progress, delay=2.0, leave=False) as shown:
         for images, _, indices in batches:
             if len(indices) == 0:  # none of its pictures could be decoded
                 continue
             with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
                 vectors.append(model(images).float())
             places.append(indices)
-            bar.update(len(indices))
+            shown.update(len(indices))
     return (torch.cat(vectors), torch.cat(places)) if vectors else None
 
 
@@ -85,8 +80,10 @@ def image_batches(
     for first in range(0, len(images), size):
         some = images[first : first + size]
         levels = torch.stack([_centre(image, crop, side) for image in some])
+        network_input = np.empty(tuple(levels.shape), dtype=np.float32)
+        write_network_input(levels.numpy(), crop, network_input)
         indices = torch.arange(first, first + len(some), device=device)
-        yield Batch(normalised(levels.to(device), crop), torch.full_like(indices, UNLABELLED), indices)
+        yield Batch(torch.from_numpy(network_input).to(device), torch.full_like(indices, UNLABELLED), indices)
 
 
 def _centre(image: Image.Image, crop: CentreCrop, side: int) -> Tensor:

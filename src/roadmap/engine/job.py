@@ -106,7 +106,7 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
         torch.channels_last if settings.hardware.channels_last else torch.preserve_format,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
-        pictures.open_pack(everything)
+        display.console.print(f"  - {pictures.open_pack(everything)}")
     return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display)
 
 

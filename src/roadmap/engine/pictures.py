@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ from roadmap.data import (
     Pack,
     RandomCrop,
     Records,
-    fresh_pack,
-    pack,
-    pack_folder,
+    pack_for,
     training_batches,
 )
 from roadmap.data.pictures.packing import OnError
@@ -27,35 +23,10 @@ from roadmap.encoder import Encoder, centre_crop
 from roadmap.evaluation import Evaluation, evaluate
 from roadmap.models import Retriever
 
-LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
-log = logging.getLogger("roadmap.engine")
-
 
 def on_error_of(data: DataSettings) -> OnError:
     """What the settings say about a picture that cannot be decoded, in the type that the data functions take."""
     return "skip" if data.on_error == "skip" else "raise"
-
-
-def pack_of_all(records: Records, data: DataSettings, progress: bool = True) -> Pack | None:
-    """The pack of a dataset, made now if the settings say so; None: files are decoded again every epoch."""
-    found = fresh_pack(records, data.side)
-    drawn = found is not None and found.folder == records.root  # has no files to decode instead
-    if found is not None and (drawn or data.pack != "no"):
-        return found
-    if data.pack == "no":
-        return None
-    size = 4 * len(records) * data.side**2  # at a width of 4/3 of the height
-    if data.pack == "auto":
-        home = pack_folder(records, data.side)
-        nearest = next(parent for parent in home.parents if parent.exists())
-        if size > min(LARGE_PACK, shutil.disk_usage(nearest).free // 2):
-            log.warning(
-                "a pack of %s would take about %.0f GB: every epoch decodes its files again; data.pack=yes makes it",
-                records.name,
-                size / 1e9,
-            )
-            return None
-    return pack(records, data.side, on_error=on_error_of(data), progress=progress)
 
 
 class Pictures:
@@ -88,10 +59,13 @@ class Pictures:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped.update(state_dict["skipped"])
 
-    def open_pack(self, everything: Records) -> None:
-        """Opens the pack of a dataset, or makes it, before its splits are asked for."""
-        if (everything.name, everything.root) not in self._packs:
-            self._packs[everything.name, everything.root] = pack_of_all(everything, self.settings.data, not self.quiet)
+    def open_pack(self, everything: Records) -> str:
+        """Opens the pack of a dataset, or makes it, before its splits are asked for; says what will be read."""
+        data = self.settings.data
+        self._packs[everything.name, everything.root], said = pack_for(
+            everything, data.side, data.pack, on_error=on_error_of(data), progress=False if self.quiet else None
+        )
+        return said
 
     def _pack(self, records: Records) -> Pack | None:
         whole = self._packs.get((records.name, records.root))
@@ -108,6 +82,7 @@ class Pictures:
             self.settings.seed,
             data.workers,
             on_error_of(data),
+            side=data.side,
         )
         batches.skipped = self.skipped  # one list for the whole run
         return batches

@@ -7,6 +7,6 @@ evaluate(queries, gallery)                                  # or against others
 """
 
 from roadmap.evaluation.evaluation import Evaluation
-from roadmap.evaluation.protocol import evaluate, merits, recall_ks, records_to_search
+from roadmap.evaluation.protocol import evaluate, merits, recall_ks, records_of_split, records_to_search
 
-__all__ = ["Evaluation", "evaluate", "merits", "recall_ks", "records_to_search"]
+__all__ = ["Evaluation", "evaluate", "merits", "recall_ks", "records_of_split", "records_to_search"]

@@ -18,7 +18,7 @@ from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
 from roadmap.evaluation.alignment import aligned, classes_apart, differences, own_places
 from roadmap.evaluation.evaluation import Evaluation
-from roadmap.evaluation.facts import facts_of_model, facts_of_vectors
+from roadmap.evaluation.facts import class_count, facts_of_model, facts_of_vectors
 from roadmap.evaluation.neighbours import nearest_items
 from roadmap.metrics import GroundTruth, retrieval_metrics, revisited_metrics_of_vectors
 from roadmap.metrics.counted import Ties
@@ -110,34 +110,37 @@ def evaluate(
 
 
 def records_to_search(records: Records, split: str | None = None) -> Records:
-    """The records with what is to be searched as their test pictures.
+    """The records with what is to be searched as their test pictures, and notes on what that means.
 
     Args:
-        records: of a dataset; without splits, all pictures search one another, and a note says so.
+        records: of a dataset; without splits, all pictures search one another.
         split: "train", "val", "test", or "all"; None for the test set of the dataset, which may be queries and gallery.
     """
+    notes = records.notes
     if split is None and records.splits is None:
-        note = (
+        split = "all"
+        notes += (
             f"{records.name} has no test set: all {len(records):,} pictures search one another. A model that was "
-            "trained on some of them looks better than it is"
+            "trained on some of them looks better than it is",
         )
-        return _all_tested(dataclasses.replace(records, notes=(*records.notes, note)))
+    if split is not None or "query" not in records.split_names():
+        part = records_of_split(records, split or "test")
+        records = dataclasses.replace(part, splits=np.full(len(part), "test"), ground_truth=())
+    if not records.ground_truth and class_count(records.evaluation()[0]) == 1:
+        notes += ("all pictures are of one class: every answer is right, which says nothing of the model",)
+    return dataclasses.replace(records, notes=notes)
+
+
+def records_of_split(records: Records, split: str) -> Records:
+    """The pictures of a split, or of "all" of them."""
     there = records.split_names()
-    if split in (None, "test") and {"test", "query"} & set(there):
-        return records
     if split == "all":
-        return _all_tested(records)
-    if split in there:
-        return _all_tested(records.split(str(split)))
-    raise SettingError(
-        "split",
-        f"{records.name} has no split {[split or 'test']}; it has {list(there)}; "
-        f"choose split={', '.join([*there, 'all'])}",
-    )
-
-
-def _all_tested(records: Records) -> Records:
-    return dataclasses.replace(records, splits=np.full(len(records), "test"), ground_truth=())
+        return records
+    if split not in there:
+        raise SettingError(
+            "split", f"{records.name} has no split {split!r}; choose split from: {', '.join([*there, 'all'])}"
+        )
+    return records.split(split)
 
 
 def _truth(records: Records) -> GroundTruth:

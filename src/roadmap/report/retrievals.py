@@ -57,15 +57,16 @@ class _Side:
     def __init__(self, album: Album, ids: Sequence[str] | None, labels: Ints, class_name: Callable[[int], str]) -> None:
         self.album, self.labels, self._class_name = album, labels, class_name
         self.places = album.places(ids, len(labels))
+        self._pictures = album.pictures.of(album.records) if isinstance(album.pictures, Pack) else album.pictures
         if not np.array_equal(album.records.labels[self.places], labels):
             raise ValueError(f"the labels of the embeddings are not those of the records of {album.records.name}")
 
     def pixels(self, row: int) -> Pixels:
         """(H, W, 3)."""
-        records, pictures, place = self.album.records, self.album.pictures, int(self.places[row])
-        if pictures is None:
+        records, place = self.album.records, int(self.places[row])
+        if self._pictures is None:
             return picture(records.path(place), records.box(place))
-        return pictures.aligned(records).picture(place) if isinstance(pictures, Pack) else pictures(place)
+        return self._pictures.picture(place) if isinstance(self._pictures, Pack) else self._pictures(place)
 
     def file(self, row: int) -> str:
         return self.album.records.paths[int(self.places[row])]
