@@ -23,7 +23,8 @@ from roadmap.data import (
     evaluation_batches,
     training_batches,
 )
-from roadmap.embeddings import Embeddings, embedded
+from roadmap.embeddings import Embeddings
+from roadmap.encoder import embeddings_of
 from roadmap.engine import fit
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.hardware import engine_of
@@ -258,10 +259,10 @@ def test_evaluation_computes_in_the_precision_of_the_run(
 ) -> None:
     asked: list[torch.dtype | None] = []
 
-    def looking(model: Retriever, batches: Batches, autocast: torch.dtype | None, **more: Any) -> Embeddings:
+    def looking(model: Retriever, batches: Batches, autocast: torch.dtype | None, *more: Any) -> Embeddings:
         asked.append(autocast)
-        return embedded(model, batches, autocast, **more)
+        return embeddings_of(model, batches, autocast, *more)
 
-    monkeypatch.setattr("roadmap.engine.pictures.embedded", looking)
+    monkeypatch.setattr("roadmap.encoder.encoder.embeddings_of", looking)
     fit(tiny(pictures, tmp_path / "run", hardware__precision=precision, epochs=1), quiet=True)
     assert asked == [dtype] * 3  # untrained, validation, test
