@@ -29,8 +29,8 @@ from measure import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from roadmap.colours import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.data import Batches, Pack, Records, dataset, training_batches
-from roadmap.data.batches.augment import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.checking import decoding_failures
 from roadmap.data.pictures.images import Box, shrunk, upright
