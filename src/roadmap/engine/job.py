@@ -17,9 +17,10 @@ from roadmap.engine.display import Display
 from roadmap.engine.hardware import compiled
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.pictures import Pictures
-from roadmap.engine.splits import Roster, Splits, sampler_of
+from roadmap.engine.splits import Roster, Splits
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
+from roadmap.engine.stopping import Signals
 from roadmap.evaluation import dataset_evaluation
 from roadmap.hardware import autocast_of, laid_out
 from roadmap.losses.named import named_loss, required_options
@@ -40,6 +41,7 @@ class Job:
     parts: Parts
     run: Run
     display: Display
+    signals: Signals
 
     @property
     def current(self) -> Retriever:
@@ -59,7 +61,7 @@ class Job:
         autocast = autocast_of(self.settings.hardware, self.fabric.device)
         return dataset_evaluation(records, lambda part: self.pictures.embedded(model, part, autocast))
 
-    def tested(self, model: Retriever) -> dict[str, dict[str, float]]:
+    def tests(self, model: Retriever) -> dict[str, dict[str, float]]:
         return {test.name: self.metrics(model, test) for test in self.splits.tests}
 
     def save(self) -> None:
@@ -77,15 +79,29 @@ class Job:
             save_checkpoint(self.run.best, self.kept, about)
         self.state.save(self.run.last)
 
+    def position(self) -> str:
+        """How far it has come, in words."""
+        done, length = self.state.step, self.sampler.batches
+        return f"after step {done}, in epoch {min(1 + done // length, self.settings.epochs)} of {self.settings.epochs}"
+
     def load(self) -> None:
         """Back to where the run was saved."""
         self.state.load(self.run.last)
         self.run.forget_after(self.state.step)
 
 
-def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever, run: Run, display: Display) -> Job:
+def job_of(
+    settings: Settings,
+    fabric: Fabric,
+    splits: Splits,
+    sampler: MPerClass | CategoryPairs,
+    model: Retriever,
+    run: Run,
+    display: Display,
+    signals: Signals | None = None,
+) -> Job:
+    """Everything a run works with, put together; pictures are packed now, if they are to be."""
     model = laid_out(model.to(fabric.device), settings.hardware)
-    sampler = sampler_of(splits.train, settings.data, settings.seed)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     loss = _loss(settings, splits.train, model).to(fabric.device)
@@ -109,7 +125,7 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         pictures.packed(everything)
-    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display)
+    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display, signals or Signals())
 
 
 def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:

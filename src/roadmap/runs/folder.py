@@ -5,9 +5,11 @@ environment.json         Python, packages, device, commit
 pictures.csv             which pictures train, choose the epoch and test, where the program drew that
 metrics.jsonl            a line per logged step and per evaluation
 tensorboard/             the same numbers, for TensorBoard
-checkpoints/last.pt      everything needed to go on (`TrainState`)
+checkpoints/last.pt      everything needed to go on (`TrainState`); previous.pt is the one before it
 checkpoints/best.safetensors   the chosen weights, self-contained: embed, evaluate, search
+evaluations/             what was measured on each test set
 summary.json             the results, before and after
+.lock                    which process writes here, if one does
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from roadmap.atomic import replaced
 from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.runs.division import save_division, stored_division
+from roadmap.runs.lock import hold
 from roadmap.runs.machine import environment
 
 
@@ -33,23 +36,31 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
+        self._lock: IO[str] | None = None
         self._log: Any = None
         self._board: Any = None
         self._forgotten: int | None = None  # the step from which on TensorBoard is to hide what was there before
 
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
-        """A new folder with the settings and the environment in it."""
-        folder = Path(settings.run) if settings.run is not None else _made(Path(settings.out) / _name(settings, when))
+        """A new folder with the settings and the environment in it, held by this process until `close`."""
+        if settings.run is None:
+            folder = _new_folder(Path(settings.out) / _name(settings, when))
+        else:
+            folder = Path(settings.run)
+            folder.mkdir(parents=True, exist_ok=True)
+        run = cls(folder)
+        run.lock()
         if (folder / "config.yaml").exists():
+            run.close()
             raise FileExistsError(
                 f"{folder} already holds a run; give another run=FOLDER, or go on with it: "
                 f"roadmap train resume={folder}"
             )
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        run = cls(folder)
-        run._write("config.yaml", _yaml(settings))
+        for name in ("checkpoints", "evaluations"):
+            (folder / name).mkdir(exist_ok=True)
         run._write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        run.save_settings(settings)  # last: a folder with settings is a run
         return run
 
     @classmethod
@@ -60,13 +71,25 @@ class Run:
             raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
         return cls(folder)
 
+    def lock(self) -> None:
+        """Keeps other processes from writing here, until `close`; refuses where one does."""
+        if self._lock is None:
+            self._lock = hold(self.folder)
+
     @property
     def last(self) -> Path:
         return self.folder / "checkpoints" / "last.pt"
 
+    def has_state(self) -> bool:
+        """Whether something was saved to go on from."""
+        return any((self.folder / "checkpoints").glob("*.pt"))
+
     @property
     def best(self) -> Path:
         return self.folder / "checkpoints" / "best.safetensors"
+
+    def save_settings(self, settings: Settings) -> None:
+        self._write("config.yaml", _yaml(settings))
 
     def settings(self) -> Settings:
         """What the run was started with."""
@@ -151,6 +174,9 @@ class Run:
         if self._board:
             self._board.close()
         self._board = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _write(self, name: str, text: str) -> None:
         with replaced(self.folder / name) as temporary:
@@ -163,7 +189,7 @@ def _name(settings: Settings, when: time.struct_time | None) -> str:
     return re.sub(r"[^\w.=-]", "_", f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
 
 
-def _made(folder: Path) -> Path:
+def _new_folder(folder: Path) -> Path:
     """The folder, made now, or one with a number after it: runs may start within the same second."""
     candidate, number = folder, 2
     while True:
