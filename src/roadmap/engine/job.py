@@ -14,15 +14,15 @@ from roadmap.config.settings import Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import compiled
+from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Roster, Splits
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
 from roadmap.engine.stopping import Signals
-from roadmap.evaluation import dataset_evaluation
-from roadmap.hardware import autocast_of, laid_out
+from roadmap.evaluation import Evaluation
+from roadmap.hardware import in_layout
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.runs import Run
@@ -57,12 +57,13 @@ class Job:
         assert isinstance(self.state.kept, Retriever)
         return self.state.kept
 
-    def metrics(self, model: Retriever, records: Records) -> dict[str, float]:
-        autocast = autocast_of(self.settings.hardware, self.fabric.device)
-        return dataset_evaluation(records, lambda part: self.pictures.embedded(model, part, autocast))
+    def evaluation(self, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
+        """What a model achieves on pictures, as `roadmap evaluate` measures it later, to the bit."""
+        return self.pictures.evaluation(model, records, nearest)
 
-    def tests(self, model: Retriever) -> dict[str, dict[str, float]]:
-        return {test.name: self.metrics(model, test) for test in self.splits.tests}
+    def tests(self, model: Retriever, nearest: int = 0) -> dict[str, Evaluation]:
+        """By test set."""
+        return {test.name: self.evaluation(model, test, nearest) for test in self.splits.tests}
 
     def save(self) -> None:
         """The best weights, ready to use, and the state, which holds them too: it alone decides what goes on."""
@@ -101,7 +102,7 @@ def job_of(
     signals: Signals | None = None,
 ) -> Job:
     """Everything a run works with, put together; pictures are packed now, if they are to be."""
-    model = laid_out(model.to(fabric.device), settings.hardware)
+    model = in_layout(model.to(fabric.device), settings.hardware)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     loss = _loss(settings, splits.train, model).to(fabric.device)
@@ -113,7 +114,8 @@ def job_of(
         others["loss"] = loss
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches
-    wrapped, wrapped_optimizer = fabric.setup(compiled(model, settings.hardware, fabric.device, steps), optimizer)
+    runnable = runnable_model(model, settings.hardware, fabric.device, steps)
+    wrapped, wrapped_optimizer = fabric.setup(runnable, optimizer)
     parts = Parts(
         fabric,
         wrapped,
@@ -124,7 +126,7 @@ def job_of(
         torch.channels_last if settings.hardware.channels_last else torch.preserve_format,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
-        pictures.packed(everything)
+        display.console.print(f"  - {pictures.open_pack(everything)}")
     return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display, signals or Signals())
 
 

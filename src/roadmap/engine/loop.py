@@ -10,7 +10,7 @@ from roadmap.engine.job import Job
 from roadmap.engine.splits import judging
 from roadmap.engine.state import Best
 from roadmap.engine.step import step
-from roadmap.engine.watch import Watch
+from roadmap.engine.watch import Reading, Watch
 
 LOGGED = 20  # steps of an epoch that are logged, at most: a line costs the host half a millisecond
 
@@ -21,7 +21,7 @@ def train(job: Job) -> None:
     job.sampler.position = state.step
     batches = job.pictures.training(job.splits.train, job.sampler)
     watch = Watch(job.splits.train, scaled=state.scaler is not None)
-    job.display.training(job.settings.epochs * length, state.step, job.settings.data.batch_size)
+    job.display.training(job.settings.epochs, state.step, length, job.settings.data.batch_size)
     saved = time.monotonic()
     for epoch in range(1 + state.judged // length, 1 + job.settings.epochs):
         if state.step < epoch * length:  # else it was stopped before it was judged
@@ -36,32 +36,52 @@ def train(job: Job) -> None:
 def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
     """The batches that are left of an epoch. When it returns, every number of it has been looked at."""
     began = time.monotonic()
+    pace, length = Pace(began), len(batches)
+    if job.state.step % length == 0:
+        job.state.loss = 0.0
     job.parts.model.train()
     with job.signals.later():
         for batch in batches:
-            _note(job, watch.push(step(job.state, batch, job.parts)), len(batches))
+            _note(job, watch.push(step(job.state, batch, job.parts)), pace, length)
             if job.signals.number is not None:
                 break
-        _note(job, watch.pop(), len(batches))
+        _note(job, watch.pop(), pace, length)
         job.state.seconds += time.monotonic() - began
 
 
-def _note(job: Job, done: tuple[int, float, float] | None, batches: int) -> None:
-    if done is None:
+class Pace:
+    """Pictures a second over whole intervals between logged steps, by when steps were done: the numbers of a step are
+    read while the next one runs, those of the last step of an epoch at once."""
+
+    def __init__(self, began: float) -> None:
+        self._since, self._pictures = began, 0
+
+    def add(self, reading: Reading) -> None:
+        self._pictures += reading.pictures
+
+    def rate(self, reading: Reading) -> float:
+        """Since it was last asked, up to this step."""
+        rate = self._pictures / max(1e-9, reading.time - self._since)
+        self._since, self._pictures = reading.time, 0
+        return rate
+
+
+def _note(job: Job, reading: Reading | None, pace: Pace, length: int) -> None:
+    if reading is None:
         return
-    number, loss, norm = done
-    job.display.step(loss)
-    within = 1 + (number - 1) % batches
-    if within % -(-batches // LOGGED) == 0 or within == batches:
-        rate = job.parts.schedule(number - 1) * job.settings.optim.lr
+    pace.add(reading)
+    job.state.loss += reading.loss
+    job.display.step(reading.loss, reading.pictures)
+    within = 1 + (reading.step - 1) % length
+    if within % -(-length // LOGGED) == 0 or within == length:
         values = {
-            "epoch": -(-number // batches),
-            "loss": loss,
-            "gradient norm": norm,
-            "lr": rate,
-            "pictures per second": job.display.rate(),
+            "epoch": -(-reading.step // length),
+            "loss": reading.loss,
+            "gradient norm": reading.norm,
+            "lr": job.parts.schedule(reading.step - 1) * job.settings.optim.lr,
+            "pictures per second": pace.rate(reading),
         }
-        job.run.log("step", number, values)
+        job.run.log("step", reading.step, values)
 
 
 def _judge(job: Job, epoch: int) -> None:
@@ -69,7 +89,7 @@ def _judge(job: Job, epoch: int) -> None:
     select, last = job.settings.select, epoch == job.settings.epochs
     judged = select.by != "last" and (last or epoch % select.every == 0)
     records, split = judging(select, job.splits) if judged else (None, None)
-    values = {} if records is None else job.metrics(job.current, records)
+    values = {} if records is None else job.evaluation(job.current, records).metrics
     with job.signals.later():
         better = False
         if split is not None:
@@ -79,7 +99,7 @@ def _judge(job: Job, epoch: int) -> None:
             job.state.best = Best(epoch, values[select.metric] if judged else 0.0, values)
             job.kept.load_state_dict(job.current.state_dict())
         job.state.judged = job.state.step
-        job.display.epoch(epoch, split, values, better)
+        job.display.epoch(epoch, job.state.loss / job.sampler.batches, split, values, better)
 
 
 def _at_least(value: float, than: float) -> bool:

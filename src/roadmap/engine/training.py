@@ -6,6 +6,7 @@ import dataclasses
 import math
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,15 @@ from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
 from roadmap.engine.loop import train
 from roadmap.engine.paths import absolute_paths
+from roadmap.engine.results import Results
+from roadmap.engine.retrievals import show_retrievals
 from roadmap.engine.splits import check_metric, records_of, sampler_of, splits_of
 from roadmap.engine.stopping import Signals
 from roadmap.engine.watch import NonFiniteError
 from roadmap.models import retriever
 from roadmap.runs import Run
+
+NEAREST = 10  # neighbours of each test picture that are kept
 
 
 def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = False) -> Path:
@@ -90,6 +95,7 @@ def _stopped_job(run: Run, epochs: int | None, display: Display, signals: Signal
     records, changes = run.division(found)
     settings, records, _ = chosen(settings, records, None)
     splits = splits_of(records, settings.data, settings.select)
+    splits = dataclasses.replace(splits, val_given="val" in found.split_names())
     sampler = sampler_of(splits.train, settings.data, settings.seed)
     if not run.has_state():
         _store_division(run, splits.everything, found)
@@ -144,7 +150,7 @@ def _finish(job: Job) -> Path:
     try:
         before = _before(job)
         train(job)
-        after = job.tests(job.kept)
+        tests = job.tests(job.kept, NEAREST)
     except NonFiniteError as error:
         job.run.write_json("stopped.json", {"step": error.step, "why": str(error), "pictures": error.pictures})
         raise
@@ -153,33 +159,39 @@ def _finish(job: Job) -> Path:
             job.save()
             job.signals.saved = job.position()
         raise
-    best = job.state.best
+    for name, evaluation in tests.items():
+        evaluation.save(job.run.evaluation_file(name))
+    show_retrievals(job, tests)
+    after = {name: evaluation.metrics for name, evaluation in tests.items()}
+    results = Results(before, after, job.state.best, len(job.pictures.skipped))
     job.run.remove("stopped.json")
-    job.run.write_json(
-        "summary.json",
-        {
-            "before": before,
-            "after": after,
-            "best epoch": None if best is None else best.epoch,
-            "chosen by": job.settings.select.by,
-            "validation": None if best is None else best.metrics,
-            "epochs": job.settings.epochs,
-            "steps": job.state.step,
-            "training seconds": job.state.seconds,
-            "skipped pictures": len(job.pictures.skipped),
-        },
-    )
-    job.display.finish(job.run, job.settings, before, after, best, len(job.pictures.skipped))
+    job.run.write_json("summary.json", _summary(job, results))
+    job.display.finish(job.run, job.settings, job.splits, results)
     return job.run.folder
 
 
+def _summary(job: Job, results: Results) -> dict[str, Any]:
+    best = results.best
+    return {
+        "before": results.before,
+        "after": results.after,
+        "best epoch": None if best is None else best.epoch,
+        "chosen by": job.settings.select.by,
+        "validation": None if best is None else best.metrics,
+        "epochs": job.settings.epochs,
+        "steps": job.state.step,
+        "training seconds": job.state.seconds,
+        "skipped pictures": results.skipped,
+    }
+
+
 def _before(job: Job) -> dict[str, dict[str, float]]:
-    """The test metrics of the untrained model; a resumed run finds them in its log."""
+    """The test metrics of the model before training; a resumed run finds them in its log."""
     logged = [line for line in job.run.history() if line["kind"] == "before"]
     if logged:
         tests = logged[0]["metrics"].items()
         return {name: {k: math.nan if v is None else v for k, v in values.items()} for name, values in tests}
-    before = job.tests(job.current)
+    before = {name: evaluation.metrics for name, evaluation in job.tests(job.current).items()}
     job.run.log("before", 0, {"metrics": before})
-    job.display.before(before)
+    job.display.before(job.settings, before)
     return before

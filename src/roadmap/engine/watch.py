@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +13,16 @@ from roadmap.data import Records
 from roadmap.engine.step import Outcome, usable
 
 OVERFLOWS = 30  # in a row, after which fp16's scaler will not recover
+
+
+class Reading(NamedTuple):
+    """The numbers of a step, looked at, and when it was done."""
+
+    step: int
+    loss: float
+    norm: float
+    pictures: int
+    time: float
 
 
 class NonFiniteError(FloatingPointError):
@@ -36,11 +48,11 @@ class Watch:
 
     def __init__(self, records: Records, scaled: bool) -> None:
         self.records, self.scaled = records, scaled
-        self._waiting: tuple[Outcome, Tensor, torch.cuda.Event | None] | None = None
+        self._waiting: tuple[Outcome, Tensor, torch.cuda.Event | float] | None = None
         self._overflows = 0
 
-    def push(self, outcome: Outcome) -> tuple[int, float, float] | None:
-        """Takes a step's outcome; gives (step, loss, gradient norm) of the one before, checked."""
+    def push(self, outcome: Outcome) -> Reading | None:
+        """Takes a step's outcome; gives the numbers of the one before, checked."""
         before = self.pop()
         if outcome.numbers.is_cuda:
             numbers = torch.empty(2, dtype=torch.float32, pin_memory=True)
@@ -49,23 +61,24 @@ class Watch:
             ready.record()
             self._waiting = outcome, numbers, ready
         else:
-            self._waiting = outcome, outcome.numbers, None
+            self._waiting = outcome, outcome.numbers, time.monotonic()
         return before
 
-    def pop(self) -> tuple[int, float, float] | None:
+    def pop(self) -> Reading | None:
         """The numbers of the last step, checked; None if they were read already."""
         if self._waiting is None:
             return None
-        outcome, numbers, ready = self._waiting
+        outcome, numbers, done = self._waiting
         self._waiting = None
-        if ready is not None:
-            ready.synchronize()
+        if not isinstance(done, float):
+            done.synchronize()
+            done = time.monotonic()
         loss, norm = numbers.tolist()
         self._overflows = 0 if math.isfinite(norm) else self._overflows + 1
         tolerated = self.scaled and self._overflows < OVERFLOWS
         if not math.isfinite(loss) or (self._overflows and not tolerated):
             raise self._failure(outcome, loss, norm)
-        return outcome.step, loss, norm
+        return Reading(outcome.step, loss, norm, len(outcome.indices), done)
 
     def _failure(self, outcome: Outcome, loss: float, norm: float) -> NonFiniteError:
         rows = zip(outcome.indices.tolist(), usable(outcome.lengths).tolist(), strict=True)

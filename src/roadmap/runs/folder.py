@@ -26,6 +26,7 @@ from typing import IO, Any
 from roadmap.atomic import replaced
 from roadmap.config.settings import Settings
 from roadmap.data import Records
+from roadmap.runs.board import Board
 from roadmap.runs.division import save_division, stored_division
 from roadmap.runs.lock import hold
 from roadmap.runs.machine import environment
@@ -38,8 +39,7 @@ class Run:
         self.folder = Path(folder)
         self._lock: IO[str] | None = None
         self._log: Any = None
-        self._board: Any = None
-        self._forgotten: int | None = None  # the step from which on TensorBoard is to hide what was there before
+        self.board = Board(self.folder / "tensorboard")
 
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
@@ -79,6 +79,10 @@ class Run:
     @property
     def last(self) -> Path:
         return self.folder / "checkpoints" / "last.pt"
+
+    def evaluation_file(self, test: str) -> Path:
+        """Where what was measured on a test set is kept."""
+        return self.folder / "evaluations" / f"{_plain_name(test)}.npz"
 
     def has_state(self) -> bool:
         """Whether something was saved to go on from."""
@@ -122,22 +126,8 @@ class Run:
         line = {"kind": kind, "step": step, **{name: _plain(value) for name, value in values.items()}}
         self._log.write(json.dumps(line) + "\n")
         self._log.flush()
-        board = self._tensorboard()
-        if board is not None:
-            where = kind if "split" not in values else f"{kind} {values['split']}"
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "epoch":
-                    board.add_scalar(f"{where}/{name}", value, step)
-
-    def _tensorboard(self) -> Any:
-        if self._board is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:  # optional: metrics.jsonl has everything
-                self._board = False
-            else:
-                self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._forgotten)
-        return self._board or None
+        where = kind if "split" not in values else f"{kind} {values['split']}"
+        self.board.add(where, step, values)
 
     def history(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; a line that a killed run left unfinished is not one."""
@@ -150,7 +140,7 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops what was logged after `step`, which a resumed run will do again; before anything is logged anew."""
-        self._forgotten = step + 1
+        self.board = Board(self.folder / "tensorboard", step + 1)
         kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= step]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
 
@@ -171,9 +161,7 @@ class Run:
         if self._log is not None:
             self._log.close()
             self._log = None
-        if self._board:
-            self._board.close()
-        self._board = None
+        self.board.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -186,7 +174,12 @@ class Run:
 def _name(settings: Settings, when: time.struct_time | None) -> str:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", when or time.localtime())
     what = settings.recipe or f"{settings.data.name}_{settings.model.name}"
-    return re.sub(r"[^\w.=-]", "_", f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
+    return _plain_name(f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
+
+
+def _plain_name(name: str) -> str:
+    """As a file can be called anywhere."""
+    return re.sub(r"[^\w.=-]", "_", name)
 
 
 def _new_folder(folder: Path) -> Path:

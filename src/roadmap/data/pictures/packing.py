@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from roadmap.atomic import replaced
 from roadmap.data.pictures.images import Box, PictureError, Pixels, shrunk, upright
@@ -87,6 +88,11 @@ def pack(
     return _finished(records, side, target, shards)
 
 
+def small_picture(path: Path | str, box: Box | None, side: int) -> Image.Image:
+    """A picture as packs hold it: decoded, upright, cut to its box, its shorter side at most `side`."""
+    return shrunk(upright(path, box), side)
+
+
 def _shards(records: Records, side: int) -> Iterator[_Shard]:
     for number, first in enumerate(range(0, len(records), SHARD)):
         rows = range(first, min(first + SHARD, len(records)))
@@ -115,7 +121,7 @@ def write_shard(shard: _Shard, folder: str, side: int, on_error: OnError) -> int
         with temporary.open("wb") as file:
             for row, (path, box) in enumerate(zip(shard.paths, shard.boxes, strict=True)):
                 try:
-                    image = shrunk(upright(path, box), side)
+                    image = small_picture(path, box, side)
                 except PictureError as error:
                     if on_error == "raise":
                         raise

@@ -132,6 +132,11 @@ class Pack:
         """Picture `index` as (H, W, 3) uint8, a read-only view."""
         return self.bytes_of(index).reshape(int(self.heights[index]), int(self.widths[index]), CHANNELS)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the pictures were drawn by the program: there are no files that they come from."""
+        return bool((self.index[:, SOURCE_SIZE] == NO_SOURCE).all())
+
     def usable(self) -> NDArray[np.bool_]:
         """(N,) which pictures were decoded."""
         return self.heights > 0
@@ -180,7 +185,7 @@ def drawn_pack(records: Records) -> Pack | None:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         return None
     pack = Pack.open(records.root)
-    return pack.of(records) if (pack.index[:, SOURCE_SIZE] == NO_SOURCE).all() else None
+    return pack.of(records) if pack.drawn else None
 
 
 def fresh_pack(records: Records, side: int, folder: Path | None = None) -> Pack | None:
