@@ -150,7 +150,7 @@ PLANTED = {
     "pml": ("losses/rank_ap.py", "from pytorch_metric_learning import losses", r"only losses/pml"),
     "triton": ("losses/rank_ap.py", "def f():\n    import triton.language as tl", r"only kernels/triton"),
     "triton elsewhere": ("kernels/cpu.py", "import triton", r"only kernels/triton"),
-    "hydra": ("engine/fit.py", "from hydra import compose", r"only cli"),
+    "hydra": ("engine/training.py", "from hydra import compose", r"only cli"),
     "other library": ("metrics/x.py", "from scipy.stats import rankdata", "metrics knows only torch and numpy"),
     "lazy library": ("losses/x.py", "def f():\n    import tqdm", "losses knows only torch and numpy"),
     "no floor": ("utils.py", "", "utils.py is on no floor"),

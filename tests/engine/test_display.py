@@ -103,7 +103,7 @@ def test_an_epoch_is_logged_in_so_many_lines_and_its_last_step_is_among_them(
         state.step += 1
         return Outcome(state.step, torch.tensor([float(state.step), 1.0]), torch.ones(8), batch.indices)
 
-    monkeypatch.setattr(importlib.import_module("roadmap.engine.fit"), "step", nothing)
+    monkeypatch.setattr(importlib.import_module("roadmap.engine.loop"), "step", nothing)
     folder = fit(
         tiny(pictures, tmp_path / "run", data__batches=batches, epochs=2, optim__schedule="cosine"), quiet=True
     )

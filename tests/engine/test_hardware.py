@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roadmap.config.settings import HardwareSettings
-from roadmap.engine.hardware import compiled, engine_of
+from roadmap.engine.hardware import runnable_model, engine_of
 from roadmap.hardware import autocast_of, device_of, precision_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -99,5 +99,5 @@ def test_compiling(
     asked: list[str | None] = []
     monkeypatch.setattr(torch, "compile", lambda model, mode: asked.append(mode) or model)
     model = torch.nn.Linear(1, 1)
-    assert compiled(model, HardwareSettings(compile=mode), device, steps) is model
+    assert runnable_model(model, HardwareSettings(compile=mode), device, steps) is model
     assert asked == ([] if wanted == "as it is" else [wanted])

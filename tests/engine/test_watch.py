@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from roadmap.data import Batches, Records
 from roadmap.engine import NonFiniteError, TrainState, fit, resume
-from roadmap.engine.fit import train_epoch
+from roadmap.engine.loop import train_epoch
 from roadmap.engine.splits import sampler_of
-from roadmap.engine.step import OVERFLOWS, Outcome, Watch, step
+from roadmap.engine.step import Outcome, step
+from roadmap.engine.watch import OVERFLOWS, Watch
 from roadmap.losses.named import NAMES
 from roadmap.models import Retriever, load_checkpoint
 from roadmap.runs import Run

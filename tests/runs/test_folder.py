@@ -29,7 +29,13 @@ def settings(folder: Path, **more: Any) -> Settings:
 def test_what_a_new_run_holds(tmp_path: Path) -> None:
     run = Run.create(settings(tmp_path), NOON)
     assert run.folder == tmp_path / "2021-12-06_12-00-00_glyphs_small_cnn_roadmap_seed0"
-    assert sorted(path.name for path in run.folder.iterdir()) == ["checkpoints", "config.yaml", "environment.json"]
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        ".lock",
+        "checkpoints",
+        "config.yaml",
+        "environment.json",
+        "evaluations",
+    ]
     assert run.last == run.folder / "checkpoints" / "last.pt"
     assert run.best == run.folder / "checkpoints" / "best.safetensors"
     assert run.summary() == {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from roadmap.config.settings import DataSettings, Settings
 from roadmap.data import (
@@ -15,6 +16,7 @@ from roadmap.data import (
     Pack,
     RandomCrop,
     Records,
+    evaluation_batches,
     pack_for,
     training_batches,
 )
@@ -105,3 +107,12 @@ class Pictures:
         )
         self.skipped.update(found.facts["data"]["skipped"])
         return found
+
+    def centres(self, records: Records) -> Tensor:
+        """(N, 3, S, S) in 0..1: pictures as they are evaluated, to look at; what cannot be decoded is left out."""
+        batches = evaluation_batches(
+            records, self.centre, len(records), self._pack(records), self.device, 0, "skip", side=self.settings.data.side
+        )
+        images = torch.cat([batch.images for batch in batches])
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.centre.mean, self.centre.std))
+        return images * std + mean

@@ -26,9 +26,10 @@ FEWEST_HELD = 2  # classes: with one, every neighbour is right
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Of a dataset. `val` and `tests` are ready for `dataset_evaluation`; `notes` say what was decided.
+    """Of a dataset. `val` and `tests` are ready for an evaluation; `notes` say what was decided.
 
-    `everything` has all pictures with their splits, "val" among them where classes are held out.
+    `everything` has all pictures with their splits, "val" among them where classes are held out; `val_given` says
+    whether the validation pictures came with the dataset.
     """
 
     everything: Records
@@ -36,6 +37,7 @@ class Splits:
     val: Records | None
     tests: tuple[Records, ...]
     notes: tuple[str, ...] = ()
+    val_given: bool = False
 
 
 def records_of(data: DataSettings) -> Records:
@@ -97,10 +99,11 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
         raise ValueError(
             f"{records.name} has no training pictures: its splits are {list(records.split_names()) or 'not given'}"
         )
+    val_given = "val" in records.split_names()
     useful, alone = _useful(records)
     notes = [f"{alone} training classes with a single picture are left out"] if alone else []
     _check_classes(records.select(useful))
-    if select.by == "held_out" and "val" not in records.split_names():
+    if select.by == "held_out" and not val_given:
         records = _with_validation(records, useful, select)
         _check_classes(records.select(useful))
     teaching = records.select(useful)
@@ -110,7 +113,7 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
     named = tuple(train.class_names[i] for i in names) if train.class_names else ()
     train = dataclasses.replace(train, labels=labels, class_names=named)
     val = _as_test(teaching.split("val")) if select.by == "held_out" else None
-    tests = tuple(_tested(dataset(name, root)) for name, root in data.test_sets.items())
+    tests = tuple(_test_records(dataset(name, root)) for name, root in data.test_sets.items())
     if not tests and {"test", "query"} & set(records.split_names()):
         tests = (records,)
     if not tests and select.by == "test":
@@ -118,7 +121,7 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
             f"select.by=test: {records.name} has no test pictures; give data.test_sets, "
             "or use select.by=held_out or select.by=last"
         )
-    return Splits(records, train, val, tests, (*records.notes, *notes))
+    return Splits(records, train, val, tests, (*records.notes, *notes), val_given)
 
 
 def _useful(records: Records) -> tuple[NDArray[np.bool_], int]:
@@ -163,7 +166,7 @@ def _as_test(records: Records) -> Records:
     return dataclasses.replace(records, splits=np.full(len(records), "test"))
 
 
-def _tested(records: Records) -> Records:
+def _test_records(records: Records) -> Records:
     """A dataset to test on: where it has no splits, all of it."""
     return _as_test(records) if records.splits is None else records
 

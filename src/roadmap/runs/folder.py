@@ -5,9 +5,11 @@ environment.json         Python, packages, device, commit
 pictures.csv             which pictures train, choose the epoch and test, where the program drew that
 metrics.jsonl            a line per logged step and per evaluation
 tensorboard/             the same numbers, for TensorBoard
-checkpoints/last.pt      everything needed to go on (`TrainState`)
+checkpoints/last.pt      everything needed to go on (`TrainState`); previous.pt is the one before it
 checkpoints/best.safetensors   the chosen weights, self-contained: embed, evaluate, search
+evaluations/             what was measured on each test set
 summary.json             the results, before and after
+.lock                    which process writes here, if one does
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from roadmap.atomic import replaced
 from roadmap.config.settings import Settings
 from roadmap.data import Records
+from roadmap.runs.board import Board
 from roadmap.runs.division import save_division, stored_division
+from roadmap.runs.lock import hold
 from roadmap.runs.machine import environment
 
 
@@ -33,23 +37,30 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
+        self._lock: IO[str] | None = None
         self._log: Any = None
-        self._board: Any = None
-        self._forgotten: int | None = None  # the step from which on TensorBoard is to hide what was there before
+        self.board = Board(self.folder / "tensorboard")
 
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
-        """A new folder with the settings and the environment in it."""
-        folder = Path(settings.run) if settings.run is not None else _made(Path(settings.out) / _name(settings, when))
+        """A new folder with the settings and the environment in it, held by this process until `close`."""
+        if settings.run is None:
+            folder = _new_folder(Path(settings.out) / _name(settings, when))
+        else:
+            folder = Path(settings.run)
+            folder.mkdir(parents=True, exist_ok=True)
+        run = cls(folder)
+        run.lock()
         if (folder / "config.yaml").exists():
+            run.close()
             raise FileExistsError(
                 f"{folder} already holds a run; give another run=FOLDER, or go on with it: "
                 f"roadmap train resume={folder}"
             )
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        run = cls(folder)
-        run._write("config.yaml", _yaml(settings))
+        for name in ("checkpoints", "evaluations"):
+            (folder / name).mkdir(exist_ok=True)
         run._write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        run.save_settings(settings)  # last: a folder with settings is a run
         return run
 
     @classmethod
@@ -60,13 +71,29 @@ class Run:
             raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
         return cls(folder)
 
+    def lock(self) -> None:
+        """Keeps other processes from writing here, until `close`; refuses where one does."""
+        if self._lock is None:
+            self._lock = hold(self.folder)
+
     @property
     def last(self) -> Path:
         return self.folder / "checkpoints" / "last.pt"
 
+    def evaluation_file(self, test: str) -> Path:
+        """Where what was measured on a test set is kept."""
+        return self.folder / "evaluations" / f"{_plain_name(test)}.npz"
+
+    def has_state(self) -> bool:
+        """Whether something was saved to go on from."""
+        return any((self.folder / "checkpoints").glob("*.pt"))
+
     @property
     def best(self) -> Path:
         return self.folder / "checkpoints" / "best.safetensors"
+
+    def save_settings(self, settings: Settings) -> None:
+        self._write("config.yaml", _yaml(settings))
 
     def settings(self) -> Settings:
         """What the run was started with."""
@@ -99,22 +126,8 @@ class Run:
         line = {"kind": kind, "step": step, **{name: _plain(value) for name, value in values.items()}}
         self._log.write(json.dumps(line) + "\n")
         self._log.flush()
-        board = self._tensorboard()
-        if board is not None:
-            where = kind if "split" not in values else f"{kind} {values['split']}"
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "epoch":
-                    board.add_scalar(f"{where}/{name}", value, step)
-
-    def _tensorboard(self) -> Any:
-        if self._board is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:  # optional: metrics.jsonl has everything
-                self._board = False
-            else:
-                self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._forgotten)
-        return self._board or None
+        where = kind if "split" not in values else f"{kind} {values['split']}"
+        self.board.add(where, step, values)
 
     def history(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; a line that a killed run left unfinished is not one."""
@@ -127,7 +140,7 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops what was logged after `step`, which a resumed run will do again; before anything is logged anew."""
-        self._forgotten = step + 1
+        self.board = Board(self.folder / "tensorboard", step + 1)
         kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= step]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
 
@@ -148,9 +161,10 @@ class Run:
         if self._log is not None:
             self._log.close()
             self._log = None
-        if self._board:
-            self._board.close()
-        self._board = None
+        self.board.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _write(self, name: str, text: str) -> None:
         with replaced(self.folder / name) as temporary:
@@ -160,10 +174,15 @@ class Run:
 def _name(settings: Settings, when: time.struct_time | None) -> str:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", when or time.localtime())
     what = settings.recipe or f"{settings.data.name}_{settings.model.name}"
-    return re.sub(r"[^\w.=-]", "_", f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
+    return _plain_name(f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
 
 
-def _made(folder: Path) -> Path:
+def _plain_name(name: str) -> str:
+    """As a file can be called anywhere."""
+    return re.sub(r"[^\w.=-]", "_", name)
+
+
+def _new_folder(folder: Path) -> Path:
     """The folder, made now, or one with a number after it: runs may start within the same second."""
     candidate, number = folder, 2
     while True:
