@@ -136,7 +136,7 @@ def test_revisited_landmarks_need_every_picture() -> None:
 
 
 def test_nothing_to_test() -> None:
-    with pytest.raises(SettingError, match="mine has no split 'test'; choose split from: train, all") as caught:
+    with pytest.raises(SettingError, match="mine has no split 'test'; choose split=NAME from: train, all") as caught:
         measured(records(["train"] * 2, [0, 0]))
     assert caught.value.field == "split"
 
@@ -372,7 +372,7 @@ def test_a_split_searches_itself() -> None:
         queries, gallery = records_to_search(whole, split).evaluation()
         assert queries.paths == whole.paths[first:last]
         assert gallery is None
-    with pytest.raises(SettingError, match="mine has no split 'query'; choose split from: train, val, test, all"):
+    with pytest.raises(SettingError, match="mine has no split 'query'; choose split=NAME from: train, val, test, all"):
         records_to_search(whole, "query")
     shop = records(["query", "gallery", "gallery"], [0, 0, 1])
     assert [len(part) for part in records_to_search(shop).evaluation() if part is not None] == [1, 2]
@@ -411,5 +411,5 @@ def test_what_cannot_be_searched_in_what_is_said() -> None:
         evaluate(two, records(["test"], [0]))
     with pytest.raises(TypeError, match="an Encoder is evaluated on Records"):
         measured(two)  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="gallery is missing: the queries are not among the database images"):
+    with pytest.raises(SettingError, match="give gallery=...: the queries of the revisited protocol are not"):
         evaluate(two, truth=GroundTruth((), (), ()))
