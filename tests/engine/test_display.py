@@ -6,14 +6,21 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from roadmap.data import Records
 from roadmap.engine import fit
 from roadmap.engine.display import Display
+from roadmap.engine.results import Results
+from roadmap.engine.splits import Splits
 from roadmap.engine.state import Best
 from roadmap.runs import Run
 
 from .worlds import lines, tiny, write_classes
+
+NONE = Records("none", Path("/none"), (), np.zeros(0))
+SPLITS = Splits(NONE, NONE, None, ())
 
 
 def test_a_run_says_what_it_does(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,11 +38,13 @@ def test_a_run_says_what_it_does(pictures: Path, tmp_path: Path, capsys: pytest.
         "untrained  pictures: R@1 ",
         "pictures, test: chosen on held-out training classes",
         f"the model  {tmp_path / 'run' / 'checkpoints' / 'best.safetensors'}",
-        f"next       roadmap embed {tmp_path / 'run'} --data folder --root {pictures} --out embeddings.npz",
+        f"next       roadmap evaluate {tmp_path / 'run'} --page retrievals.html",
     ):
         assert words in said
-    assert re.search(r"epoch +1  loss \d\.\d{4}, validation R@1 [\d.]+, mAP@R [\d.]+ \(best\)", said)
-    assert re.search(r"epoch +2  loss ", said)
+    assert re.search(
+        r"^epoch 1 of 2  loss \d\.\d{4}, validation R@1 [\d.]+, mAP@R [\d.]+ \(best\), \d+ s left$", said, re.MULTILINE
+    )
+    assert re.search(r"^epoch 2 of 2  loss [^\n]*mAP@R [\d.]+( \(best\))?$", said, re.MULTILINE)
     untrained, trained, change = map(float, re.search(r"mAP@R +│ +([\d.]+) │ +([\d.]+) │ +([+-][\d.]+)", said).groups())  # type: ignore[union-attr]
     assert change == pytest.approx(trained - untrained, abs=0.011)
     assert f"untrained  pictures: R@1 {re.search(r'R@1 +│ +([0-9.]+)', said)[1]}" in said  # type: ignore[index]
@@ -45,7 +54,7 @@ def test_an_epoch_that_was_not_judged_shows_no_metrics(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(tiny(pictures, tmp_path / "run", select__every=2))
-    epochs = re.findall(r"^epoch +(\d)  loss [\d.]+(.*)$", capsys.readouterr().out, re.MULTILINE)
+    epochs = re.findall(r"^epoch (\d) of 4  loss [\d.]+(.*?)(?:, \d+ s left)?$", capsys.readouterr().out, re.MULTILINE)
     assert [number for number, _ in epochs] == ["1", "2", "3", "4"]
     assert [bool(metrics) for _, metrics in epochs] == [False, True, False, True]
 
@@ -71,15 +80,14 @@ def test_names_with_brackets_are_printed_as_they_are(
     said = capsys.readouterr().out
     assert f"run        {tmp_path / 'run [red]'}\n" in said
     assert "my [old] pictures, test: chosen" in said
-    assert f"--root '{root}'" in said  # ready to be pasted into a shell
-    assert f"roadmap embed '{tmp_path / 'run [red]'}'" in said
+    assert f"roadmap evaluate '{tmp_path / 'run [red]'}' --page" in said  # ready to be pasted into a shell
 
 
 def test_the_table_has_a_dash_where_there_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display()
     before = {"x": {"mAP": math.nan, "R@1": 0.5, "queries": 7}}
     after = {"x": {"mAP": 0.25, "R@1": math.nan, "queries": 7}, "y": {"R@1": 1.0}}
-    display.finish(Run(tmp_path), tiny(tmp_path, tmp_path), before, after, Best(3, 0.5, {}), 2)
+    display.finish(Run(tmp_path), tiny(tmp_path, tmp_path), SPLITS, Results(before, after, Best(3, 0.5, {}), 2))
     said = capsys.readouterr().out
     assert re.search(r"mAP +│ +- │ +25\.00 │ +│", said)
     assert re.search(r"R@1 +│ +50\.00 │ +- │ +│", said)

@@ -111,7 +111,14 @@ class Pictures:
     def centres(self, records: Records) -> Tensor:
         """(N, 3, S, S) in 0..1: pictures as they are evaluated, to look at; what cannot be decoded is left out."""
         batches = evaluation_batches(
-            records, self.centre, len(records), self._pack(records), self.device, 0, "skip", side=self.settings.data.side
+            records,
+            self.centre,
+            len(records),
+            self._pack(records),
+            self.device,
+            0,
+            "skip",
+            side=self.settings.data.side,
         )
         images = torch.cat([batch.images for batch in batches])
         mean, std = (images.new_tensor(values)[:, None, None] for values in (self.centre.mean, self.centre.std))
