@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roadmap.config.settings import HardwareSettings
-from roadmap.engine.hardware import runnable_model, engine_of
+from roadmap.engine.hardware import engine_of, runnable_model
 from roadmap.hardware import autocast_of, device_of, precision_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -19,7 +19,7 @@ from roadmap.config.settings import Settings
 from roadmap.engine import TrainState, fit, job, resume
 from roadmap.runs import Run
 
-from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, summary, tiny
+from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, measured, summary, tiny
 
 VIT = {"model__name": "test_vit.r160_in1k", "model__pooling": "auto", "model__drop_path": 0.5}
 # Two batches an epoch, four epochs.
@@ -108,7 +108,7 @@ def test_the_kept_weights_are_those_of_the_state_not_of_a_file(pictures: Path, t
     settings = tiny(pictures, tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "roadmap.engine.job.Job.metrics", lambda job, model, records: {"mAP@R": 1.0 / (1 + job.state.step)}
+            "roadmap.engine.job.Job.evaluation", lambda job, *_: measured({"mAP@R": 1.0 / (1 + job.state.step)})
         )
         folder = stopped(settings, step=6)
         assert last(folder)["best"]["epoch"] == 1
@@ -181,7 +181,7 @@ def test_a_run_that_failed_while_pictures_were_packed_begins_again(
 ) -> None:
     whole = fit(tiny(pictures, tmp_path / "whole"), quiet=True)
     with monkeypatch.context() as patch:
-        patch.setattr(job.Pictures, "packed", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+        patch.setattr(job.Pictures, "open_pack", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
         with pytest.raises(OSError, match="no space left"):
             fit(tiny(pictures, tmp_path / "twice"), quiet=True)
     assert_same_run(whole, resume(tmp_path / "twice", quiet=True))

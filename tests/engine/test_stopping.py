@@ -65,16 +65,16 @@ def settings(pictures: Path, run: Path) -> Settings:
 PLACES: dict[str, tuple[Any, str, int, str | None]] = {
     "reading the pictures": (training, "records_of", 1, None),
     "making the folder": (Run, "save_division", 1, None),
-    "packing": (job.Pictures, "packed", 1, None),
-    "before training": (job.Job, "metrics", 1, "after step 0, in epoch 1 of 3"),
+    "packing": (job.Pictures, "open_pack", 1, None),
+    "before training": (job.Job, "evaluation", 1, "after step 0, in epoch 1 of 3"),
     "the first step": (loop, "step", 1, "after step 1, in epoch 1 of 3"),
     "the middle of an epoch": (loop, "step", 5, "after step 5, in epoch 2 of 3"),
     "the last step of an epoch": (loop, "step", 6, "after step 6, in epoch 3 of 3"),
-    "judging": (job.Job, "metrics", 3, "after step 6, in epoch 3 of 3"),
+    "judging": (job.Job, "evaluation", 3, "after step 6, in epoch 3 of 3"),
     "keeping the best": (job.Retriever, "load_state_dict", 1, "after step 3, in epoch 2 of 3"),
     "the last step": (loop, "step", 9, "after step 9, in epoch 3 of 3"),
     "saving": (TrainState, "save", 1, "after step 9, in epoch 3 of 3"),
-    "testing": (job.Job, "metrics", 5, "after step 9, in epoch 3 of 3"),
+    "testing": (job.Job, "evaluation", 5, "after step 9, in epoch 3 of 3"),
 }
 
 

@@ -52,7 +52,10 @@ def retrieval_image(pictures: Pictures, records: Records, evaluation: Evaluation
         tiles = [_tile(crops[i], GREY), *map(_tile, answers, right)]
         lines.append(np.concatenate([tile for tile, there in zip(tiles, [True, *(row >= 0)], strict=True) if there], 1))
     widest = max(line.shape[1] for line in lines)
-    return np.concatenate([np.pad(line, ((0, 0), (0, widest - line.shape[1]), (0, 0))) for line in lines])
+    image: NDArray[np.uint8] = np.concatenate(
+        [np.pad(line, ((0, 0), (0, widest - line.shape[1]), (0, 0))) for line in lines]
+    )
+    return image
 
 
 def _tile(crop: Tensor, colour: tuple[int, int, int]) -> NDArray[np.uint8]:

@@ -51,7 +51,7 @@ class Board:
         """Whether anything would be written."""
         return self._open() is not None
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         if self._writer is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
