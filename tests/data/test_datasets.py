@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import tarfile
 from pathlib import Path
@@ -157,6 +158,41 @@ def test_sfm_keeps_models_of_the_two_splits_apart(tmp_path):
     assert hashed("aa00112233") == "ims/33/22/11/aa00112233"
     assert records.class_names == ("train/0", "train/1", "val/0")
     assert records.labels.tolist() == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "must hold a dict with 'train' and 'val'"),
+        ({"train": 1, "val": {}}, "train must be a dict with lists 'cids' and 'cluster'"),
+        ({"train": {"cids": ["aa0011"], "cluster": []}, "val": {}}, "train has 1 pictures but 0 clusters"),
+        ({"train": {"cids": ["aa0011"], "cluster": [0.5]}, "val": {}}, "not whole numbers"),
+        (
+            {"train": {"cids": ["../../etc/x"], "cluster": [0]}, "val": {}},
+            "names a picture '../../etc/x'",
+        ),
+    ],
+)
+def test_lists_of_another_shape_are_refused(content, message, tmp_path):
+    (tmp_path / "retrieval-SfM-120k.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        dataset("sfm120k", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gnd": None}, "is not the ground truth of revisited landmarks"),
+        ({"gnd": [{"easy": [0]}]}, "expected a dict with qimlist, imlist, and gnd"),
+        ({"qimlist": ["a_1"]}, "1 queries but ground truth for 2"),
+        ({"imlist": ["a_1", "b_1"]}, "names a picture 2 of a gallery of 2"),
+    ],
+)
+def test_ground_truth_of_another_shape_is_refused(change, message, tmp_path):
+    file = layouts.revisited_layout(tmp_path) / "gnd_roxford5k.pkl"
+    file.write_bytes(pickle.dumps(pickle.loads(file.read_bytes()) | change))
+    with pytest.raises(ValueError, match=message):
+        dataset("roxford5k", file.parent)
 
 
 def test_revisited_queries_are_cut_to_their_boxes(tmp_path):
