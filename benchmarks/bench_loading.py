@@ -142,7 +142,7 @@ def decoded_and_dropped(picture: tuple[str, Box | None]) -> int:
 def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> tuple[Rates, Seconds]:
     device, batch, workers = torch.device(arguments.device), arguments.batch, arguments.workers
     rates, starts, pictures = packing_rates(records, folder, workers, arguments.rounds)
-    pictures = pictures.aligned(records)
+    pictures = pictures.of(records)
     ways: dict[str, Callable[[], Iterator[object]]] = {
         "ImageFolder + DataLoader": functools.partial(image_folder, arguments.folder, batch, workers, device)
     }

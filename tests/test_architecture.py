@@ -19,6 +19,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 FLOORS = {
     "atomic": 0,
     "names": -1,
+    "progress": -1,
     "plain_pickle": 0,
     "config.settings": 0,
     "kernels": 0,
@@ -49,9 +50,12 @@ KEEPERS = {
     "lightning_fabric": r"engine/.*",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
-BARE = {"names", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}
+BARE = {"names", "progress", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
-OPTIONAL = {("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations"}
+OPTIONAL = {
+    ("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations",
+    ("progress.py", "tqdm"): "every other progress bar",
+}
 
 
 def imported(path: Path, source: Path) -> list[tuple[int, str]]:

@@ -24,7 +24,7 @@ def few_glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     classes = [np.unique(whole.split(split).labels)[:40] for split in ("train", "test")]
     chosen: Records = whole.select(np.isin(whole.labels, np.concatenate(classes)))
     folder = tmp_path_factory.mktemp("few")
-    pack = Pack.open(whole.root).aligned(chosen)
+    pack = Pack.open(whole.root).of(chosen)
     pack_of((pack.picture(i) for i in range(len(chosen))), chosen, pack.side, folder)
     chosen.save(folder / RECORDS)
     return folder

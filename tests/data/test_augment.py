@@ -18,7 +18,7 @@ from roadmap.data.batches.augment import (
     Windows,
     batched_crops,
     cpu_crop,
-    normalised,
+    network_input,
     resized_crops,
 )
 
@@ -131,7 +131,7 @@ def test_nothing_outside_the_box_is_seen():
 
 def test_normalisation_by_hand():
     crop = CentreCrop(2, 2, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
-    out = normalised(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8), crop)
+    out = network_input(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8), crop)
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
     assert out.dtype == torch.float32
 

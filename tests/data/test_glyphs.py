@@ -99,7 +99,7 @@ def test_export_writes_png_files_that_read_as_a_folder(records, folder, tmp_path
     read = dataset("folder", tmp_path)
     assert collections.Counter(read.splits.tolist()) == {"train": 7, "test": 7}
     drawn = Image.open(tmp_path / "train" / few.paths[0])
-    np.testing.assert_array_equal(np.asarray(drawn), Pack.open(folder).aligned(few).picture(0))
+    np.testing.assert_array_equal(np.asarray(drawn), Pack.open(folder).of(few).picture(0))
 
 
 @pytest.mark.parametrize(

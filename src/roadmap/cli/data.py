@@ -46,7 +46,7 @@ def check(
     from roadmap.data.checking import checked
     from roadmap.data.datasets import SOURCES, explanation
 
-    report = checked(_read(name, root), decode, workers, progress=not quiet)
+    report = checked(_read(name, root), decode, workers, progress=False if quiet else None)
     for line in report.lines():
         typer.echo(line)
     if not report.usable:
@@ -71,14 +71,15 @@ def pack(
     """
     from roadmap.data.pictures.images import PictureError
     from roadmap.data.pictures.packing import pack as packed
+    from roadmap.data.pictures.packs import drawn_pack
 
     records = _read(name, root)
-    if (records.root / "pack.json").is_file():
+    if drawn_pack(records) is not None:
         typer.echo(f"{records.name} is kept as a pack already: {records.root}")
         return
     mode: Mode = "skip" if on_error is OnError.skip else "raise"
     try:
-        made = packed(records, side, out, workers, mode, progress=not quiet)
+        made = packed(records, side, out, workers, mode, progress=False if quiet else None)
     except PictureError as error:
         typer.echo(f"stopped: {error}. Repair or remove it, or use --on-error skip.", err=True)
         raise typer.Exit(NOT_USABLE) from None

@@ -24,6 +24,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TRIES = 10
 _DRAWS = 2 * _TRIES + 3  # area and ratio of every try, then top, left and flip
 _CROPS = 4  # names the stream of random numbers, apart from the samplers'
+_LONG = 32  # times the area of the output: longer pictures are not resized whole
 _CHUNK_BYTES = 2**29  # of source pixels resampled at once
 
 Triple = tuple[float, float, float]
@@ -140,7 +141,7 @@ class CentreCrop:
 Crop = RandomCrop | CentreCrop
 
 
-def _read_ranges(axis: Ints, size: int) -> tuple[Ints, Ints]:
+def read_ranges(axis: Ints, size: int) -> tuple[Ints, Ints]:
     """First place in the box, and count, of the pixels that the output of an axis sees."""
     _, length, resized, offset = axis.T
     scale = length / resized
@@ -194,16 +195,19 @@ def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
 
 def batched_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop) -> Tensor:
     """As `resized_crops`, by two small matrix products per picture: rows, then columns, with weights from the boxes."""
-    size = crop.size
-    row_first, row_count = _read_ranges(windows.rows, size)
-    column_first, column_count = _read_ranges(windows.columns, size)
+    return network_input(_levels(pixels, starts, widths, windows, crop.size), crop)
+
+
+def _levels(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, size: int) -> Tensor:
+    """(B, 3, size, size) levels in 0..255, as they come of the resampling, not rounded."""
+    row_first, row_count = read_ranges(windows.rows, size)
+    column_first, column_count = read_ranges(windows.columns, size)
     heads = np.stack([starts // 3, widths, windows.flip, row_first, row_count, column_first, column_count], axis=1)
     numbers = _sent(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
     reach = int(row_count.max(initial=1)), int(column_count.max(initial=1))
     chunk = max(1, _CHUNK_BYTES // (12 * reach[0] * reach[1]))
     parts = [_resampled(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
-    levels = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return normalised(levels, crop)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _sent(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
@@ -229,10 +233,17 @@ def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int
     return torch.bmm(flat, across.transpose(1, 2)).view(count, 3, size, size)
 
 
-def normalised(levels: Tensor, crop: Crop) -> Tensor:
+def network_input(levels: Tensor, crop: Crop) -> Tensor:
     """(B, 3, H, W) float32 from levels in 0..255: (level / 255 - mean) / std."""
     shift, scale = _affine_tensors(crop.mean, crop.std, levels.device)
     return torch.addcmul(shift, levels.float(), scale)
+
+
+def write_network_input(levels: NDArray[np.uint8], crop: Crop, out: NDArray[np.float32]) -> None:
+    """The same into `out`, for levels (..., 3, H, W) on the host: a product and a sum, each rounded, whoever calls."""
+    shift, scale = (np.asarray(v, np.float32).reshape(3, 1, 1) for v in affine(crop.mean, crop.std))
+    np.multiply(levels, scale, out=out)
+    out += shift
 
 
 def affine(mean: Triple, std: Triple) -> tuple[Triple, Triple]:
@@ -248,11 +259,19 @@ def _affine_tensors(mean: Triple, std: Triple, device: torch.device) -> tuple[Te
 
 
 def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) -> Tensor:
-    """(3, size, size) uint8 of one (H, W, 3) picture by torchvision, for window `place`."""
+    """(3, size, size) uint8 of one (H, W, 3) picture by torchvision, for window `place`.
+
+    torchvision resizes all of the picture and then keeps the middle. Where that would be many times the output, as of
+    a thin strip, only what the output sees is resampled, by `batched_crops`; that is within a level of torchvision.
+    """
     from torchvision.transforms.v2 import functional as tv
 
     top, height, resized_height, above = windows.rows[place].tolist()
     left, width, resized_width, before = windows.columns[place].tolist()
+    if resized_height * resized_width > _LONG * size * size:
+        strip = torch.from_numpy(image.flatten())
+        one = np.zeros(1, np.int64), np.asarray([image.shape[1]]), windows[place : place + 1]
+        return _levels(strip, *one, size)[0].round().clamp(0, 255).to(torch.uint8)
     # cut first: only what is kept is resampled. The copy makes it dense, which the resampling is fast on.
     part = image[top : top + height, left : left + width].copy()
     tensor = torch.from_numpy(part).permute(2, 0, 1)

@@ -60,7 +60,7 @@ def glyphs(root: Path | None = None, size: int = SIZE) -> Records:
 
 def export(records: Records, folder: Path) -> None:
     """Writes a drawn dataset as PNG files in a folder per split, script and character."""
-    pack = Pack.open(records.root).aligned(records)
+    pack = Pack.open(records.root).of(records)
     splits = records.splits if records.splits is not None else np.full(len(records), "train")
     for i, path in enumerate(records.paths):
         target = Path(folder) / str(splits[i]) / path

@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from roadmap.atomic import replaced
 from roadmap.data.pictures.images import Box, PictureError, Pixels, shrunk, upright
@@ -20,6 +20,7 @@ from roadmap.data.pictures.packs import (
     CHANNELS,
     FORMAT,
     HEIGHT,
+    NO_SOURCE,
     OFFSET,
     SHARD_COLUMN,
     SOURCE_SIZE,
@@ -33,6 +34,7 @@ from roadmap.data.pictures.packs import (
 )
 from roadmap.data.pictures.processes import worked
 from roadmap.data.records import Records
+from roadmap.progress import bar
 
 SHARD = 256  # pictures a file: enough work per task, few enough to redo after an interruption
 OnError = Literal["raise", "skip"]
@@ -55,7 +57,7 @@ def pack(
     folder: Path | None = None,
     workers: int | None = None,
     on_error: OnError = "raise",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Pack:
     """Decodes every picture to uint8 with its shorter side at most `side`, and opens the pack.
 
@@ -66,7 +68,7 @@ def pack(
         workers: processes; None for one per core, 0 for none but this one.
         on_error: "raise" stops at a picture that cannot be decoded and names it; "skip" leaves it out and
             counts it in `Pack.failures`.
-        progress: show a bar (needs tqdm).
+        progress: show a bar; None: where a person watches.
     """
     if side < 1:
         raise ValueError(f"side must be at least 1 pixel, got {side}")
@@ -79,11 +81,16 @@ def pack(
     finished = {s.stem for s in done}
     todo = [s for s in shards if s.stem not in finished]
     count = len(records)
-    with progress_bar(count, sum(len(s.paths) for s in done), progress, "packing") as bar:
+    with bar(count, "packing", show=progress, done=sum(len(s.paths) for s in done)) as shown:
         write = functools.partial(write_shard, folder=str(target), side=side, on_error=on_error)
         for _, pictures in worked(write, todo, workers):
-            bar.update(pictures)
+            shown.update(pictures)
     return _finished(records, side, target, shards)
+
+
+def small_picture(path: Path | str, box: Box | None, side: int) -> Image.Image:
+    """A picture as packs hold it: decoded, upright, cut to its box, its shorter side at most `side`."""
+    return shrunk(upright(path, box), side)
 
 
 def _shards(records: Records, side: int) -> Iterator[_Shard]:
@@ -114,7 +121,7 @@ def write_shard(shard: _Shard, folder: str, side: int, on_error: OnError) -> int
         with temporary.open("wb") as file:
             for row, (path, box) in enumerate(zip(shard.paths, shard.boxes, strict=True)):
                 try:
-                    image = shrunk(upright(path, box), side)
+                    image = small_picture(path, box, side)
                 except PictureError as error:
                     if on_error == "raise":
                         raise
@@ -191,7 +198,7 @@ def pack_of(pictures: Iterable[Pixels], records: Records, side: int, folder: Pat
     """A pack of pictures that have no files, such as drawn ones: one per record, in one shard."""
     folder.mkdir(parents=True, exist_ok=True)
     index = np.zeros((len(records), 6), dtype=np.int64)
-    index[:, SOURCE_SIZE:] = -2  # no source, so never stale
+    index[:, SOURCE_SIZE:] = NO_SOURCE  # so never stale
     digest, place, temporary = hashlib.sha256(), 0, folder / f"drawn.{os.getpid()}.partial"
     count = 0
     with temporary.open("wb") as file:
@@ -206,20 +213,3 @@ def pack_of(pictures: Iterable[Pixels], records: Records, side: int, folder: Pat
     name = f"pixels-00000-{digest.hexdigest()[:16]}.u8"
     temporary.replace(folder / name)
     return sealed(folder, side, records, list(records.paths), index, [name], {})
-
-
-class _Silent:
-    def update(self, pictures: int) -> None:
-        """Shows nothing."""
-
-
-def progress_bar(total: int, initial: int, progress: bool, title: str) -> AbstractContextManager[Any]:
-    """A bar to `update`, or nothing where it is not wanted or tqdm is not there."""
-    if progress:
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return nullcontext(_Silent())
-        bar: AbstractContextManager[Any] = tqdm(total=total, initial=initial, unit=" pictures", desc=title)
-        return bar
-    return nullcontext(_Silent())

@@ -28,6 +28,7 @@ from roadmap.data.records import Ints, Records
 FORMAT, VERSION = "roadmap-pack", 1
 CHANNELS = 3
 SHARD_COLUMN, OFFSET, HEIGHT, WIDTH, SOURCE_SIZE, SOURCE_MTIME = range(6)
+NO_SOURCE = -2  # instead of size and time, for pictures that were drawn
 
 
 class PackError(ValueError):
@@ -131,6 +132,11 @@ class Pack:
         """Picture `index` as (H, W, 3) uint8, a read-only view."""
         return self.bytes_of(index).reshape(int(self.heights[index]), int(self.widths[index]), CHANNELS)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the pictures were drawn by the program: there are no files that they come from."""
+        return bool((self.index[:, SOURCE_SIZE] == NO_SOURCE).all())
+
     def usable(self) -> NDArray[np.bool_]:
         """(N,) which pictures were decoded."""
         return self.heights > 0
@@ -142,11 +148,11 @@ class Pack:
         return tuple(
             path
             for path, stamp, then in zip(self.paths, stamps, packed.tolist(), strict=True)
-            if then != [-2, -2] and list(stamp) != then
+            if then != [NO_SOURCE, NO_SOURCE] and list(stamp) != then
         )
 
-    def aligned(self, records: Records) -> Pack:
-        """The same pack with its pictures in the order of `records`, which may be a split or a selection.
+    def of(self, records: Records) -> Pack:
+        """The pack of `records`, a split or a selection: its pictures in their order.
 
         Raises:
             PackError: when pictures are not in the pack.
@@ -164,17 +170,36 @@ class Pack:
         )
 
 
+def drawn_pack(records: Records) -> Pack | None:
+    """The pack that a drawn dataset is kept as, in its own folder; None where the pictures are files.
+
+    Pictures that are files may lie beside a `pack.json` of another program, or beside their own pack.
+
+    Raises:
+        PackError: when it is ours and damaged.
+    """
+    try:
+        about = json.loads((records.root / "pack.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        return None
+    pack = Pack.open(records.root)
+    return pack.of(records) if pack.drawn else None
+
+
 def fresh_pack(records: Records, side: int, folder: Path | None = None) -> Pack | None:
     """The pack of these pictures if there is one and no source changed since; None if not.
 
     Drawn datasets hold their own pack, whatever its side.
     """
-    drawn = folder is None and (records.root / "pack.json").is_file()
+    if folder is None and (drawn := drawn_pack(records)) is not None:
+        return drawn
     try:
-        pack = Pack.open(records.root if drawn else folder or pack_folder(records, side)).aligned(records)
+        pack = Pack.open(folder or pack_folder(records, side)).of(records)
     except PackError:
         return None
-    return None if (pack.side != side and not drawn) or pack.stale() else pack
+    return None if pack.side != side or pack.stale() else pack
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
