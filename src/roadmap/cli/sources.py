@@ -16,7 +16,7 @@ from roadmap.cli.models import Named, named_model
 from roadmap.cli.options import Asked, device_named
 from roadmap.config.settings import DataSettings, HardwareSettings, Settings
 from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, dataset, evaluation_batches, fresh_pack
-from roadmap.data.datasets import READERS, glyphs
+from roadmap.data.datasets import READERS
 from roadmap.data.pictures.policy import SIDE
 from roadmap.embeddings import Embeddings, embedded
 from roadmap.engine.choices import OWN, chosen
@@ -182,7 +182,7 @@ def _records(name: str, root: Path | None) -> Records:
         from roadmap.config.composition import check_root
 
         check_root(Settings(data=DataSettings(name=name)))  # says what is missing, and where to get it
-    return glyphs()
+    return dataset(name)
 
 
 def _same_pictures(trained: DataSettings, name: str, root: Path | None) -> bool:

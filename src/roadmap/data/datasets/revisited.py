@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 
 from roadmap.data.datasets.sources import home
-from roadmap.data.records import UNLABELLED, Floats, Ints, Records, numbered
+from roadmap.data.records import UNLABELLED, Floats, Ints, Records, numbers_of
 from roadmap.plain_pickle import plain_content
 
 RELEVANCE = ("easy", "hard", "junk")
 
 
-def roxford5k(root: Path) -> Records:
+def roxford5k_records(root: Path) -> Records:
     """Records of ROxford5k."""
     return _revisited("roxford5k", root)
 
 
-def rparis6k(root: Path) -> Records:
+def rparis6k_records(root: Path) -> Records:
     """Records of RParis6k."""
     return _revisited("rparis6k", root)
 
@@ -27,7 +27,7 @@ def _revisited(name: str, root: Path) -> Records:
     file = f"gnd_{name}.pkl"
     folder = home(name, root, file)
     queries, gallery, truth, boxed = _published(folder / file)
-    landmarks, class_names = numbered([query.rsplit("_", 1)[0] for query in queries])
+    landmarks, class_names = numbers_of([query.rsplit("_", 1)[0] for query in queries])
     boxes = np.full((len(queries) + len(gallery), 4), np.nan)
     boxes[: len(queries)] = boxed
     return Records(

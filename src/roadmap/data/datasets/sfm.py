@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from roadmap.data.datasets.sources import home
-from roadmap.data.records import Records, numbered
+from roadmap.data.records import Records, numbers_of
 from roadmap.plain_pickle import plain_content
 
 LISTS = "retrieval-SfM-120k.pkl"
 SHORTEST_ID = 6  # characters that name the folders
 
 
-def sfm120k(root: Path) -> Records:
+def sfm120k_records(root: Path) -> Records:
     """Records of the published pickle; pictures lie in ims/ by the last characters of their id."""
     folder = home("sfm120k", root, LISTS)
     ids: list[str] = []
@@ -25,11 +25,13 @@ def sfm120k(root: Path) -> Records:
         ids += cids
         models += [f"{split}/{cluster}" for cluster in clusters]  # models are never shared by the two splits
         splits += [split] * len(cids)
-    labels, class_names = numbered(models)
-    return Records("sfm120k", folder, tuple(hashed(cid) for cid in ids), labels, class_names, splits=np.asarray(splits))
+    labels, class_names = numbers_of(models)
+    return Records(
+        "sfm120k", folder, tuple(picture_path(cid) for cid in ids), labels, class_names, splits=np.asarray(splits)
+    )
 
 
-def hashed(cid: str) -> str:
+def picture_path(cid: str) -> str:
     """ims/EF/CD/AB/...ABCDEF: the folders are the last characters of the id, in pairs, from the end."""
     return f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}"
 
