@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 # A part may import the parts on lower floors, and itself; not its neighbours.
 FLOORS = {
     "atomic": 0,
+    "colours": -1,
     "names": -1,
     "progress": -1,
     "plain_pickle": 0,
@@ -50,7 +51,7 @@ KEEPERS = {
     "lightning_fabric": r"engine/.*",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
-BARE = {"names", "progress", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}
+BARE = {"colours", "names", "progress", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
 OPTIONAL = {
     ("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations",

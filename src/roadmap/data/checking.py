@@ -12,7 +12,7 @@ import numpy as np
 from roadmap.data.datasets.sources import SOURCES
 from roadmap.data.pictures.images import Box, PictureError, upright
 from roadmap.data.pictures.packs import Pack, drawn_pack, source_stamp
-from roadmap.data.pictures.processes import worked
+from roadmap.data.pictures.processes import answers
 from roadmap.data.records import UNLABELLED, Records
 from roadmap.progress import bar
 
@@ -178,7 +178,7 @@ def _unreadable(records: Records, present: Sequence[int], workers: int | None, p
     found: dict[str, str] = {}
     place = {str(records.path(i)): records.paths[i] for i in present}
     with bar(len(present), "decoding", show=progress) as shown:
-        for chunk, failures in worked(decoding_failures, chunks, workers):
+        for chunk, failures in answers(decoding_failures, chunks, workers):
             found |= {place[path]: reason for path, reason in failures}
             shown.update(len(chunk))
     return {path: found[path] for path in place.values() if path in found}  # in the order of the records
