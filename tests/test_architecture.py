@@ -175,8 +175,8 @@ def test_a_planted_violation_is_found(name: str, tmp_path: Path) -> None:
         ("kernels/triton/rows.py", "import triton\nimport triton.language as tl\nimport torch"),
         ("losses/rank_ap.py", "from roadmap import kernels\nfrom . import comparison\nimport math\nimport numpy"),
         ("models.py", "import timm"),
-        ("data/datasets/sfm.py", "from roadmap.plain_pickle import plain_pickle"),
-        ("metrics/revisited.py", "from roadmap.plain_pickle import plain_pickle"),
+        ("data/datasets/sfm.py", "from roadmap.plain_pickle import plain_content"),
+        ("metrics/revisited.py", "from roadmap.plain_pickle import plain_content"),
         ("cli/app.py", "import hydra\nfrom roadmap.engine import fit\nimport rich"),
     ],
 )

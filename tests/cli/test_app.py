@@ -57,7 +57,7 @@ def test_without_a_verb_the_help_is_shown() -> None:
         (["evaluate", "."], ". is not a run: it has no config.yaml"),
         (["evaluate", "resnet50"], "--data is missing: which pictures?"),
         (["evaluate", "resnet50", "--data", "cup"], "unknown dataset 'cup', did you mean 'cub'?"),
-        (["evaluate", "resnet50", "--data", "cub"], "--data cub needs its pictures: add --root PATH"),
+        (["evaluate", "resnet50", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech"),
         (["evaluate", "resnet50", "--data", "cub", "--root", "absent"], "absent is not a folder or a file that exists"),
         (["evaluate", "resnet50", "--data", "glyphs", "--precision", "8"], "--precision must be one of auto, 32, bf16"),
         (["evaluate", "resnet50", "--data", "glyphs", "--ks", "one"], "--ks must be whole numbers with commas between"),

@@ -215,7 +215,7 @@ def test_drawn_pictures_need_no_root_and_have_no_files(
     records = Records("glyphs", tmp_path / "drawn", names, np.asarray([0, 0, 1]), ("a", "b"), splits=["test"] * 3)
     pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 40, 3), dtype=np.uint8)
     pack_of(iter(pixels), records, 40, tmp_path / "drawn")
-    monkeypatch.setattr(roadmap.encoder.opening, "glyphs", lambda root: records)
+    monkeypatch.setattr(roadmap.encoder.opening, "dataset", lambda name, root: records)
     for pack in ("auto", "no"):
         result = called("small_cnn", "--data", "glyphs", "--pack", pack)
         assert result.exit_code == 0, result.output
@@ -248,8 +248,8 @@ def test_a_damaged_picture_stops_or_is_left_out(called: Call, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (["model.safetensors"], "--data is missing: which pictures? One of glyphs, cub"),
-        (["model.safetensors", "--data", "cub"], "--data cub needs its pictures: add --root PATH. Caltech-UCSD"),
-        (["model.safetensors", "--data", "folder"], "add --root PATH. PATH is a folder with a folder of pictures per"),
+        (["model.safetensors", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech-UCSD"),
+        (["model.safetensors", "--data", "folder"], "--root is missing: give --root FOLDER. Expected"),
         (["model.safetensors", "--data", "cup"], "unknown dataset 'cup', did you mean 'cub'?"),
         (["model.safetensors", "--data", "sop", "--root", "mine"], "no Ebay_train.txt in mine. Stanford Online"),
         (["model.safetensors", "--data", "folder", "--root", "absent"], "absent is not a folder"),

@@ -375,7 +375,7 @@ def test_a_picture_that_cannot_be_decoded_is_counted(called: Call, tmp_path: Pat
     ("arguments", "message"),
     [
         (["model.safetensors"], "--data is missing: which pictures?"),
-        (["model.safetensors", "--data", "cub"], "--data cub needs its pictures: add --root PATH. Caltech-UCSD Birds"),
+        (["model.safetensors", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech-UCSD Birds"),
         (["model.safetensors", "--data", "spo", "--root", "."], "unknown dataset 'spo', did you mean 'sop'?"),
         (["resnet5", "--data", "folder", "--root", "mine"], "did you mean resnet50"),
         (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from roadmap.data.batches.samplers import CategoryPairs as CategoryPairs
     from roadmap.data.batches.samplers import MPerClass as MPerClass
     from roadmap.data.checking import Report as Report
-    from roadmap.data.checking import checked as checked
+    from roadmap.data.checking import dataset_report as dataset_report
     from roadmap.data.datasets import READERS as READERS
     from roadmap.data.datasets import SOURCES as SOURCES
     from roadmap.data.datasets import dataset as dataset
@@ -42,7 +42,7 @@ _HOMES = {
     "batches.loading": ("Batch", "Batches", "evaluation_batches", "training_batches"),
     "batches.resampling": ("resized_crops",),
     "batches.samplers": ("CategoryPairs", "MPerClass"),
-    "checking": ("Report", "checked"),
+    "checking": ("Report", "dataset_report"),
     "datasets": ("READERS", "SOURCES", "dataset"),
     "pictures.images": ("PictureError", "picture"),
     "pictures.packing": ("pack",),

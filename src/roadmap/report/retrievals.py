@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED, Pack, Records, picture, picture_key
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.records import Floats, Ints
@@ -121,7 +121,7 @@ def retrieval_page(
     if metrics is None:
         metrics = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     text = document(title, _about(asked, searched, candidates, judge, groups), metrics, questions)
-    with replaced(Path(path)) as temporary:
+    with whole_file(Path(path)) as temporary:
         Path(temporary).write_text(text, encoding="utf-8")
 
 
