@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from roadmap.metrics.counted import average_precision
+from roadmap.metrics.labels import Labels, class_numbers
 from roadmap.metrics.ranking import retrieval_metrics
 from roadmap.metrics.vectors import Vectors
 
@@ -205,7 +206,7 @@ def gap_range(orders: Sequence[Sequence[bool]], batch_average_precisions: Sequen
 
 
 def mean_decomposability_gap(
-    vectors: Vectors, labels: Tensor | ArrayLike, batches: Tensor | ArrayLike, memory: int = 512 << 20
+    vectors: Vectors, labels: Labels, batches: Tensor | ArrayLike, memory: int = 512 << 20
 ) -> dict[str, float]:
     """Eq 6 averaged over all queries of a set: each item queries the whole, and each batch, without itself.
 
@@ -216,7 +217,8 @@ def mean_decomposability_gap(
     batches = torch.as_tensor(batches).cpu()
     options = {"ks": (), "per_query": True, "memory": memory}
     _, whole = retrieval_metrics(vectors, labels, **options)  # type: ignore[call-overload]
-    v, y = torch.as_tensor(vectors), torch.as_tensor(labels)
+    v = torch.as_tensor(vectors)
+    y, _ = class_numbers(labels, len(v), None, len(v), torch.device("cpu"))
     if batches.shape != (len(v),):
         raise ValueError(f"batches must have shape ({len(v)},), one for each vector, got {tuple(batches.shape)}")
     total, number = torch.zeros(len(v), dtype=torch.float64), torch.zeros(len(v), dtype=torch.float64)
@@ -224,7 +226,7 @@ def mean_decomposability_gap(
         part = (batches == b).nonzero()[:, 0]
         own = torch.full((len(v),), -1).scatter_(0, part, torch.arange(len(part)))
         here = part.to(v.device)
-        _, values = retrieval_metrics(v, y, v[here], y[part.to(y.device)], query_index=own, **options)  # type: ignore[call-overload]
+        _, values = retrieval_metrics(v, y, v[here], y[part], query_index=own, **options)  # type: ignore[call-overload]
         total += values["mAP"].nan_to_num(0.0)
         number += ~values["mAP"].isnan()
     counted = number > 0
