@@ -33,6 +33,14 @@ def test_softbinap_is_its_transcription(case: Case, include_self: bool) -> None:
     check_agrees(SoftBinAP(include_self=include_self), literal.softbinap, case, include_self)
 
 
+def test_fastap_leaves_the_query_out_unless_told_and_softbinap_does_not() -> None:
+    """As their authors, and the tables of the paper, ran them."""
+    x, labels = CASES[0].vectors, torch.tensor(CASES[0].labels)
+    assert FastAP()(x, labels).item() == FastAP(include_self=False)(x, labels).item()
+    assert FastAP()(x, labels).item() != FastAP(include_self=True)(x, labels).item()
+    assert SoftBinAP()(x, labels).item() == SoftBinAP(include_self=True)(x, labels).item()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_functions_ignore_items_in_neither_mask(seed: int) -> None:
     check_agrees_on_scores(fastap, literal.fastap, score_table(seed))

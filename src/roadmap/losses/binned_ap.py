@@ -140,14 +140,15 @@ def _blocks(scores: Tensor) -> list[slice]:
 
 
 class FastAP(nn.Module):
-    """FastAP (Cakir et al., CVPR 2019). Its authors drop the query from its own ranking: `include_self=False`.
+    """FastAP (Cakir et al., CVPR 2019).
 
     Args:
         bins: number of bins over the cosines; bins + 1 nodes.
-        include_self: whether, in the in-batch call, the query is one of its own positives.
+        include_self: whether, in the in-batch call, the query is one of its own positives. Its authors and the tables
+            of the ROADMAP paper leave it out.
     """
 
-    def __init__(self, bins: int = 10, include_self: bool = True) -> None:
+    def __init__(self, bins: int = 10, include_self: bool = False) -> None:
         super().__init__()
         check_count("bins", bins, at_least=1)
         check_flag("include_self", include_self)

@@ -208,8 +208,9 @@ def lifted_structure(margin: float = 1.0) -> MetricLearning:
     return MetricLearning(losses.GeneralizedLiftedStructureLoss(neg_margin=margin), pairs_of_complete_queries)
 
 
-def multi_similarity(alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1) -> MetricLearning:
-    """Multi-similarity (Wang et al., CVPR 2019) with its miner; the settings its authors released."""
+def multi_similarity(alpha: float = 2.0, beta: float = 40.0, base: float = 0.5, epsilon: float = 0.1) -> MetricLearning:
+    """Multi-similarity (Wang et al., CVPR 2019) with its miner; the settings its authors released (their paper says
+    beta = 50)."""
     check_number("alpha", alpha, above=0)
     check_number("beta", beta, above=0)
     check_number("base", base)
