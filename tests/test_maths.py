@@ -15,6 +15,7 @@ from torch import Tensor
 
 from roadmap.losses import SupAP, average_precision, calibration, saturation_point, smoothap, supap
 from roadmap.losses.rank_ap import h_minus
+from roadmap.metrics import DecomposabilityGap
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "maths.md").read_text(encoding="utf-8")
@@ -125,7 +126,7 @@ def eq_8(P: list[int], N: list[int], ends: list[int]) -> float:
 
 def eq_9(*batches: tuple[list[float], list[float]], alpha: float = 0.9, beta: float = 0.6) -> float:
     P, N = [len(p) for p, _ in batches], [len(n) for _, n in batches]
-    G = [sum(s > alpha for s in p) for p, _ in batches]
+    G = [sum(s >= alpha for s in p) for p, _ in batches]  # [alpha - s]+ is 0 at alpha: it is respected there
     E = [sum(s > beta for s in n) for _, n in batches]
     total = 0.0
     for b in range(len(batches)):
@@ -153,6 +154,18 @@ def test_eq_9_depends_on_the_order_of_the_batches() -> None:
     assert gap(low, high) == pytest.approx(1 / 6)
     assert eq_9(low, high) == 0  # no bound in this order
     assert eq_9(high, low) == pytest.approx(1 / 6)
+
+
+def test_eq_9_is_the_modules_on_both_thresholds_too() -> None:
+    """Scores of exactly alpha and beta respect their thresholds, here and there."""
+    batches = ([0.9, 0.6], [0.6, 0.3]), ([0.95, 0.9], [0.7]), ([0.9], [0.6])
+    scores = torch.tensor([s for p, n in batches for s in (*p, *n)], dtype=torch.float64)
+    relevant = torch.tensor([hit for p, n in batches for hit in [True] * len(p) + [False] * len(n)])
+    numbers = torch.tensor([b for b, (p, n) in enumerate(batches) for _ in (*p, *n)])
+    found = DecomposabilityGap(scores, relevant, numbers, alpha=0.9, beta=0.6)
+    assert found.threshold_counts.good_positives == (1, 2, 1)
+    assert found.threshold_counts.bad_negatives == (0, 1, 0)
+    assert eq_9(*batches) == pytest.approx(found.eq9, abs=1e-12)
 
 
 def test_eq_9_can_be_looser_than_eq_8() -> None:
