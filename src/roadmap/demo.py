@@ -23,7 +23,7 @@ from roadmap.data import drawn_pack
 from roadmap.encoder import Encoder
 from roadmap.engine import fit
 from roadmap.evaluation import evaluate
-from roadmap.hardware import in_layout
+from roadmap.hardware import device_of, in_layout
 from roadmap.models import retriever
 from roadmap.report import Album, retrieval_page
 from roadmap.runs import Run
@@ -49,11 +49,12 @@ def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
 
 def write_page(path: Path, settings: Settings, runs: Mapping[str, Run]) -> None:
     """The same queries, and what the network before training and each loss retrieve for them."""
-    encoders = {name: Encoder.open(run.folder, device="cpu") for name, run in runs.items()}
+    encoders = {name: Encoder.open(run.folder) for name, run in runs.items()}
     records = next(iter(encoders.values())).records()
     torch.manual_seed(settings.seed)
-    first = in_layout(retriever(settings.model, settings.data.image), settings.hardware)
-    encoders = {BEFORE: Encoder.of(first, settings, torch.device("cpu")), **encoders}
+    device = device_of(settings.hardware.device)
+    first = in_layout(retriever(settings.model, settings.data.image).to(device), settings.hardware)
+    encoders = {BEFORE: Encoder.of(first, settings, device), **encoders}
     pack = drawn_pack(records)
     found = {name: evaluate(encoder, records, pack=pack, progress=False) for name, encoder in encoders.items()}
     retrieval_page(path, "Characters never seen in training", found, Album(records.split("test"), pack))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED
 
 # What the parts are called in files from elsewhere; ours come first.
@@ -163,7 +163,7 @@ def _save_npz(embeddings: Embeddings, path: Path) -> None:
         parts["class_names"] = np.array(embeddings.class_names, dtype=str)
     if embeddings.about:
         parts["about"] = np.array(json.dumps(dict(embeddings.about)), dtype=str)
-    with replaced(path) as temporary, open(temporary, "wb") as file:
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **parts)
 
 
@@ -177,7 +177,7 @@ def _save_safetensors(embeddings: Embeddings, path: Path) -> None:
         "about": dict(embeddings.about) or None,
     }
     metadata = {name: json.dumps(value) for name, value in texts.items() if value is not None}
-    with replaced(path) as temporary:
+    with whole_file(path) as temporary:
         save_file(parts, temporary, metadata=metadata or None)
 
 

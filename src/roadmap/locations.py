@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roadmap.config.settings import SettingError
-
 MODEL = "a run folder (its best epoch), a checkpoint (.safetensors), small_cnn, or the name of any timm model"
 CHECKPOINT = Path("checkpoints") / "best.safetensors"  # inside a run folder
 STATE = Path("checkpoints") / "last.pt"
-OWN_PICTURES = {
-    "folder": "a folder with a folder of pictures per class: PATH/CLASS/picture.jpg",
-    "table": "a .csv or .parquet file with the columns path and label, one picture a line",
-}
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 
 
@@ -64,14 +58,9 @@ def run_around(checkpoint: Path) -> Path | None:
 
 def check_root(name: str, root: str | Path | None) -> None:
     """The dataset is known, and lies somewhere unless it is drawn; says where to get it and what is expected there."""
-    from roadmap.data.datasets import READERS, SOURCES, dataset, explanation
+    from roadmap.data.datasets import DRAWN, READERS, dataset
 
-    if name not in READERS:
-        dataset(name, "")  # says that it is unknown, with the nearest name
-    if root is None and name != "glyphs":
-        expected = f"PATH is {OWN_PICTURES[name]}." if name in OWN_PICTURES else ""
-        if name in SOURCES:
-            expected = explanation(name).replace("ROOT", "PATH")
-        raise SettingError("data.root", f"data.name={name} needs its pictures: add data.root=PATH. {expected}")
+    if name not in READERS or (root is None and name != DRAWN):
+        dataset(name, None)  # says it
     if root is not None and not Path(root).exists():
         raise FileNotFoundError(f"{root} is not a folder or a file that exists")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from roadmap.data.batches.augment import CentreCrop, RandomCrop, cpu_crop
+from roadmap.data.batches.crops import CentreCrop, RandomCrop
 from roadmap.data.batches.delivery import Order, Resident, Streamed, Threaded
 from roadmap.data.batches.loading import evaluation_batches, training_batches
+from roadmap.data.batches.resampling import cpu_crop
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures.images import PictureError, picture

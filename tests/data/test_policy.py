@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roadmap.data.checking import checked
+from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import policy
 from roadmap.data.pictures.packing import pack, pack_of
@@ -87,7 +87,7 @@ def test_a_pack_json_of_another_program_changes_nothing(content, records):
     made, _ = pack_for(records, 20, "yes", progress=False)
     assert made.folder == pack_folder(records, 20)
     assert fresh_pack(records, 20) is not None
-    assert checked(records, workers=0).usable
+    assert dataset_report(records, workers=0).usable
 
 
 def test_a_pack_beside_the_pictures_does_not_stand_for_their_files(records):

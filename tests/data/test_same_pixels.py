@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from roadmap.data.batches.augment import CentreCrop, RandomCrop
+from roadmap.data.batches.crops import CentreCrop, RandomCrop
 from roadmap.data.batches.decoding import Decoded
 from roadmap.data.batches.delivery import Order, Resident, Streamed, Threaded
 from roadmap.data.batches.loading import evaluation_batches, training_batches
@@ -20,6 +20,7 @@ from roadmap.data.records import Records
 CPU = torch.device("cpu")
 SIDE = 32
 CROPS = [CentreCrop(20, 24), CentreCrop(32, 32), CentreCrop(40, 48), RandomCrop(20), RandomCrop(48)]
+CROPS += [CentreCrop(20, 24, squeeze=True), RandomCrop(20, squeeze=True)]
 
 
 def noise(width: int, height: int, seed: int) -> Image.Image:
@@ -183,13 +184,13 @@ def test_a_thin_strip_is_not_resized_whole(tmp_path):
 
 
 def test_a_long_picture_is_resampled_as_torchvision_would(records, monkeypatch):
-    from roadmap.data.batches import augment
+    from roadmap.data.batches import resampling
 
     image = np.asarray(noise(700, 9, 3))
     windows = CentreCrop(20, 24).windows(np.asarray([9]), np.asarray([700]))
-    monkeypatch.setattr(augment, "_LONG", 10**9)
-    theirs = augment.cpu_crop(image, windows, 0, 20)
-    monkeypatch.setattr(augment, "_LONG", 1)
-    ours = augment.cpu_crop(image, windows, 0, 20)
+    monkeypatch.setattr(resampling, "_LONG", 10**9)
+    theirs = resampling.cpu_crop(image, windows, 0, 20)
+    monkeypatch.setattr(resampling, "_LONG", 1)
+    ours = resampling.cpu_crop(image, windows, 0, 20)
     assert ours.dtype == theirs.dtype == torch.uint8
     assert (ours.int() - theirs.int()).abs().max() <= 1

@@ -24,7 +24,7 @@ from roadmap.data import (
     training_batches,
 )
 from roadmap.embeddings import Embeddings
-from roadmap.encoder.vectors import embeddings_of
+from roadmap.encoder import embeddings_of
 from roadmap.engine import fit
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.comparing import BatchAlone

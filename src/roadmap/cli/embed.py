@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roadmap.cli.options import Asked, about_models
-from roadmap.locations import MODEL, OWN_PICTURES
+from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
     from roadmap.data import Records
 
 ENDINGS = (".npz", ".safetensors")
+OWN = ("folder", "table")  # datasets that are somebody's own pictures
 
 
 @about_models
@@ -42,7 +43,7 @@ def embed(
     from roadmap.evaluation import records_of_split
 
     records = encoder.records(asked.data, asked.root)
-    own = dataset_name(encoder, asked.data) in OWN_PICTURES
+    own = dataset_name(encoder, asked.data) in OWN
     part = records_of_split(records, asked.split or ("all" if own else "test"))
     pack, read = pack_for(records, encoder.side, asked.pack, on_error=asked.when_damaged, make=asked.pack == "yes")
     print_start(encoder, records, [part], read)

@@ -155,11 +155,13 @@ def advice(error: Exception) -> str:
     """The message in the words of the command line, with what helps."""
     if isinstance(error, ModuleNotFoundError):
         return f"this needs {error.name}: pip install 'roadmap-retrieval[train]'"
-    field = {error.field: f"--{error.field}"} if isinstance(error, SettingError) else {}
-    options = field | OPTION_OF
-    names = "|".join(map(re.escape, options))
+    names = "|".join(map(re.escape, OPTION_OF))
     spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
-    said = spelt.sub(lambda found: f"{options[found[1]]}{' ' if found[2] else ''}", str(error))
+    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
+    if (
+        isinstance(error, SettingError) and error.field not in OPTION_OF
+    ):  # an argument, which is called as its option is
+        said = said.replace(f"{error.field}=", f"--{error.field} ")
     if type(error).__name__ == "PictureError":  # by name: importing it to look at any error would take a second
         return f"{said}. {PICTURE_ADVICE}"
     if inside := re.search(r"PictureError: (.+)", said):  # torch hands a worker's error on as text, with its traceback

@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roadmap.data.batches.augment import CentreCrop as CentreCrop
-    from roadmap.data.batches.augment import RandomCrop as RandomCrop
-    from roadmap.data.batches.augment import resized_crops as resized_crops
+    from roadmap.data.batches.crops import CentreCrop as CentreCrop
+    from roadmap.data.batches.crops import RandomCrop as RandomCrop
     from roadmap.data.batches.loading import Batch as Batch
     from roadmap.data.batches.loading import Batches as Batches
     from roadmap.data.batches.loading import evaluation_batches as evaluation_batches
     from roadmap.data.batches.loading import training_batches as training_batches
+    from roadmap.data.batches.resampling import resized_crops as resized_crops
     from roadmap.data.batches.samplers import CategoryPairs as CategoryPairs
     from roadmap.data.batches.samplers import MPerClass as MPerClass
     from roadmap.data.checking import Report as Report
-    from roadmap.data.checking import checked as checked
+    from roadmap.data.checking import dataset_report as dataset_report
     from roadmap.data.datasets import READERS as READERS
     from roadmap.data.datasets import SOURCES as SOURCES
     from roadmap.data.datasets import dataset as dataset
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from roadmap.data.records import Records as Records
 
 _HOMES = {
-    "batches.augment": ("CentreCrop", "RandomCrop", "resized_crops"),
+    "batches.crops": ("CentreCrop", "RandomCrop"),
     "batches.loading": ("Batch", "Batches", "evaluation_batches", "training_batches"),
+    "batches.resampling": ("resized_crops",),
     "batches.samplers": ("CategoryPairs", "MPerClass"),
-    "checking": ("Report", "checked"),
+    "checking": ("Report", "dataset_report"),
     "datasets": ("READERS", "SOURCES", "dataset"),
     "pictures.images": ("PictureError", "picture"),
     "pictures.packing": ("pack",),

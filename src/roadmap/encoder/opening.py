@@ -11,7 +11,6 @@ import torch
 
 from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, SettingError
 from roadmap.data import READERS, CentreCrop, Records, dataset
-from roadmap.data.datasets import glyphs
 from roadmap.data.pictures.policy import SIDE, needed_side
 from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
 from roadmap.hardware import device_of, in_layout
@@ -149,7 +148,7 @@ def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> 
             raise SettingError(
                 "data.name", f"data.name is missing: which pictures? One of {', '.join(READERS)}; folder for your own"
             )
-        return records_at(data, root)
+        return _read(data, root)
     own = run.settings().data
     if data is None and own.test_sets:
         offers = " or ".join(f"data.name={name} data.root={where}" for name, where in own.test_sets.items())
@@ -158,7 +157,7 @@ def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> 
         )
     if root is None and data in (None, own.name):
         root = _own_root(run, own)
-    records = records_at(data or own.name, root)
+    records = _read(data or own.name, root)
     # a root alone says that the pictures of the run have moved there
     if data is not None and not _same_pictures(own, data, root):
         return records
@@ -169,10 +168,9 @@ def records_for(encoder: Encoder, data: str | None, root: str | Path | None) -> 
     return dataclasses.replace(division, notes=(*division.notes, *notes))
 
 
-def records_at(name: str, root: str | Path | None) -> Records:
-    """The dataset, read from where it lies; glyphs are drawn where no root is given."""
+def _read(name: str, root: str | Path | None) -> Records:
     check_root(name, root)
-    return glyphs(None) if root is None else dataset(name, root)
+    return dataset(name, root)
 
 
 def _own_root(run: Run, own: DataSettings) -> Path | None:

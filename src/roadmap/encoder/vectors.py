@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from roadmap.data import UNLABELLED, Batch, Batches, CentreCrop, picture_key
-from roadmap.data.batches.augment import cpu_crop, write_network_input
+from roadmap.data.batches.resampling import cpu_crop, write_network_input
 from roadmap.data.pictures.images import _rgb, shrunk
 from roadmap.embeddings import Embeddings
 from roadmap.progress import bar

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 
 FORMAT, VERSION = "roadmap-train-state", 2
 UNCHECKED = 1  # the version that had no checksum yet
@@ -30,7 +30,7 @@ def save_values(values: Mapping[str, Any], path: Path) -> None:
     What was at `path` stays beside it as previous.pt, for the day when `path` cannot be read.
     """
     content = {"format": FORMAT, "version": VERSION, **values}
-    with replaced(path) as temporary:
+    with whole_file(path) as temporary:
         torch.save({**content, "checksum": checksum(content)}, temporary)
         if path.is_file():
             _link(path, path.with_name(PREVIOUS))

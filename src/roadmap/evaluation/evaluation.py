@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED
 
 FORMAT, VERSION = "roadmap-evaluation", 1
@@ -67,7 +67,7 @@ class Evaluation:
         """Writes facts and metrics, whole or not at all; a mean over no query is null."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as temporary:
+        with whole_file(path) as temporary:
             Path(temporary).write_text(json.dumps(_finite({**self.facts, "metrics": self.metrics}), indent=2) + "\n")
 
     def save(self, path: str | Path) -> None:
@@ -88,7 +88,7 @@ class Evaluation:
         arrays |= {f"{PER_QUERY}{name}": values.cpu().numpy() for name, values in self.per_query.items()}
         arrays["text"] = np.frombuffer(json.dumps(text).encode("ascii"), dtype=np.uint8)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as temporary, open(temporary, "wb") as file:
+        with whole_file(path) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 
     @classmethod

@@ -138,7 +138,7 @@ def records_of_split(records: Records, split: str) -> Records:
         return records
     if split not in there:
         raise SettingError(
-            "split", f"{records.name} has no split {split!r}; choose split from: {', '.join([*there, 'all'])}"
+            "split", f"{records.name} has no split {split!r}; choose split=NAME from: {', '.join([*there, 'all'])}"
         )
     return records.split(split)
 
@@ -170,7 +170,9 @@ class _Search:
 def _search(queries: Embeddings, gallery: Embeddings | None, truth: GroundTruth | None) -> _Search:
     if gallery is None:
         if truth is not None:
-            raise SettingError("gallery", "gallery is missing: the queries are not among the database images")
+            raise SettingError(
+                "gallery", "give gallery=...: the queries of the revisited protocol are not among its database images"
+            )
         labels = classes_apart(queries)
         return _Search(queries, queries, torch.arange(len(queries)), (labels, labels), True, [])
     queries, gallery = aligned(queries, gallery)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED, Pack, Records, picture, picture_key
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.records import Floats, Ints
@@ -54,8 +54,9 @@ class Album:
 class _Side:
     """The queries or the gallery of an evaluation, with their pictures."""
 
-    def __init__(self, album: Album, ids: Sequence[str] | None, labels: Ints, class_name: Callable[[int], str]) -> None:
-        self.album, self.labels, self._class_name = album, labels, class_name
+    def __init__(self, given: Album | Records, ids: Sequence[str] | None, labels: Ints) -> None:
+        album = given if isinstance(given, Album) else Album(given)
+        self.album, self.labels = album, labels
         self.places = album.places(ids, len(labels))
         self._pictures = album.pictures.of(album.records) if isinstance(album.pictures, Pack) else album.pictures
         if not np.array_equal(album.records.labels[self.places], labels):
@@ -72,8 +73,8 @@ class _Side:
         return self.album.records.paths[int(self.places[row])]
 
     def class_name(self, row: int) -> str:
-        label = int(self.labels[row])
-        return "unlabelled" if label == UNLABELLED else self._class_name(label)
+        label, names = int(self.labels[row]), self.album.records.class_names
+        return "unlabelled" if label == UNLABELLED else names[label] if names else str(label)
 
 
 def retrieval_page(
@@ -109,8 +110,8 @@ def retrieval_page(
         raise ValueError(f"rows, nearest and sample must be at least 1, got {rows}, {nearest} and {sample}")
     _check(evaluations, judge, gallery is None)
     first = evaluations[judge]
-    asked = _side(queries, first.ids, first.labels.numpy(), first)
-    searched = asked if gallery is None else _side(gallery, first.gallery_ids, first.gallery_labels.numpy(), first)
+    asked = _Side(queries, first.ids, first.labels.numpy())
+    searched = asked if gallery is None else _Side(gallery, first.gallery_ids, first.gallery_labels.numpy())
     precisions = first.per_query[JUDGED_BY].numpy()
     candidates = turns(asked.labels, precisions, rows, sample)
     groups = grouped(candidates, precisions, rows)
@@ -120,12 +121,8 @@ def retrieval_page(
     if metrics is None:
         metrics = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     text = document(title, _about(asked, searched, candidates, judge, groups), metrics, questions)
-    with replaced(Path(path)) as temporary:
+    with whole_file(Path(path)) as temporary:
         Path(temporary).write_text(text, encoding="utf-8")
-
-
-def _side(given: Album | Records, ids: Sequence[str] | None, labels: Ints, evaluation: Evaluation) -> _Side:
-    return _Side(given if isinstance(given, Album) else Album(given), ids, labels, evaluation.class_name)
 
 
 def _check(evaluations: Mapping[str, Evaluation], judge: str, alone: bool) -> None:

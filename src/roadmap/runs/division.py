@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED, Records, picture_key
 
 NAME, COLUMNS = "pictures.csv", ["id", "class", "split"]
@@ -38,7 +38,7 @@ def save_division(folder: Path, records: Records) -> None:
     writer.writerows(rows)
     content = text.getvalue().encode("utf-8", "surrogateescape")
     path = folder / (f"{NAME}.gz" if len(records) >= LARGE else NAME)
-    with replaced(path) as temporary:
+    with whole_file(path) as temporary:
         # without the time: the same pictures are the same bytes
         Path(temporary).write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 

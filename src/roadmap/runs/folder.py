@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.runs.board import Board
@@ -167,7 +167,7 @@ class Run:
             self._lock = None
 
     def _write(self, name: str, text: str) -> None:
-        with replaced(self.folder / name) as temporary:
+        with whole_file(self.folder / name) as temporary:
             Path(temporary).write_text(text, encoding="utf-8")
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from roadmap.data.batches.augment import Crop, Windows, cpu_crop, resized_crops, write_network_input
+from roadmap.data.batches.crops import Crop, Windows
 from roadmap.data.batches.delivery import Delivery, Order, bytes_seen, windows_of
+from roadmap.data.batches.resampling import cpu_crop, resized_crops, write_network_input
 from roadmap.data.pictures.images import PictureError
 from roadmap.data.pictures.packing import small_picture
 from roadmap.data.records import Floats, Records

@@ -17,15 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from roadmap.data.batches.augment import (
-    CentreCrop,
-    Crop,
-    Windows,
-    cpu_crop,
-    read_ranges,
-    resized_crops,
-    write_network_input,
-)
+from roadmap.data.batches.crops import CentreCrop, Crop, Windows
+from roadmap.data.batches.resampling import cpu_crop, read_ranges, resized_crops, write_network_input
 from roadmap.data.pictures.packs import CHANNELS, Pack
 from roadmap.data.records import Floats, Ints
 

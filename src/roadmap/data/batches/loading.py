@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roadmap.data.batches.augment import CentreCrop, Crop, RandomCrop
+from roadmap.data.batches.crops import CentreCrop, Crop, RandomCrop
 from roadmap.data.batches.decoding import Decoded
 from roadmap.data.batches.delivery import Order, Resident, Source, Streamed, Threaded
 from roadmap.data.batches.samplers import CategoryPairs, MPerClass

@@ -18,6 +18,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,14 +95,20 @@ class Pack:
         if not isinstance(about, dict) or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
             raise PackError(f"{folder} is not a pack of version {VERSION}; run `roadmap data pack` again")
         try:
-            index = np.load(folder / about["index"], allow_pickle=False)
-            shards = tuple(_mapped(folder / name, size) for name, size in about["shards"])
-        except (OSError, ValueError) as error:
+            return cls._opened(folder, about)
+        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
             raise PackError(f"{folder} is damaged ({error}); run `roadmap data pack` again") from error
+
+    @classmethod
+    def _opened(cls, folder: Path, about: dict[str, Any]) -> Pack:
+        index = np.load(folder / about["index"], allow_pickle=False)
+        shards = tuple(_mapped(folder / name, size) for name, size in about["shards"])
         keys, paths = tuple(about["keys"]), tuple(about["paths"])
         if index.shape != (len(keys), 6) or len(paths) != len(keys):
-            raise PackError(f"{folder} is damaged (index of shape {index.shape} for {len(keys)} pictures)")
-        _check_extents(folder, index, shards)
+            raise ValueError(f"an index of shape {index.shape} for {len(keys)} pictures")
+        _check_extents(index, shards)
+        if about["index"] != index_name(index):
+            raise ValueError(f"{about['index']} is not what was written")
         return cls(folder, about["side"], Path(about["root"]), paths, keys, index, shards, about["failures"])
 
     def __len__(self) -> int:
@@ -202,6 +209,11 @@ def fresh_pack(records: Records, side: int, folder: Path | None = None) -> Pack 
     return None if pack.side != side or pack.stale() else pack
 
 
+def index_name(index: Ints) -> str:
+    """The file of an index, named by its content."""
+    return f"index-{hashlib.sha256(index.tobytes()).hexdigest()[:16]}.npy"
+
+
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
     if path.stat().st_size != size:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes instead of {size}")
@@ -210,11 +222,11 @@ def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
     return np.memmap(path, np.uint8, "r")
 
 
-def _check_extents(folder: Path, index: Ints, shards: tuple[NDArray[np.uint8], ...]) -> None:
+def _check_extents(index: Ints, shards: tuple[NDArray[np.uint8], ...]) -> None:
     """No picture may reach outside its file, whatever the index says."""
     sizes = np.asarray([len(shard) for shard in shards] or [0], dtype=np.int64)
     shard, offset, height, width = index[:, :4].T
     inside = (shard >= 0) & (shard < len(sizes)) & (offset >= 0) & (height >= 0) & (width >= 0)
     inside &= offset + height * width * CHANNELS <= sizes[np.clip(shard, 0, len(sizes) - 1)]
     if not inside.all():
-        raise PackError(f"{folder} is damaged (picture {int(np.argmin(inside))} reaches outside its file)")
+        raise ValueError(f"picture {int(np.argmin(inside))} reaches outside its file")
