@@ -61,7 +61,7 @@ def _usable(order: Order, pack: Pack) -> tuple[Order, dict[int, str]]:
     good = pack.heights[order.indices] > 0
     if good.all():
         return order, {}
-    bad = {int(i): pack.failures.get(pack.keys[i], "not decoded") for i in order.indices[~good]}
+    bad = {int(i): pack.reason(int(i)) for i in order.indices[~good]}
     draws = None if order.draws is None else order.draws[good]
     return Order(order.position, order.indices[good], draws), bad
 

@@ -131,7 +131,7 @@ class Pack:
         """The bytes of picture `index`, row after row, red, green, blue."""
         shard, offset, height, width = self.index[index, :4].tolist()
         if height == 0:
-            raise PackError(f"{self.keys[index]} could not be decoded: {self.failures.get(self.keys[index], '')}")
+            raise PackError(f"{self.keys[index]} could not be decoded: {self.reason(index)}")
         raw: Pixels = self.shards[shard][offset : offset + height * width * CHANNELS]
         return raw
 
@@ -143,6 +143,10 @@ class Pack:
     def drawn(self) -> bool:
         """Whether the pictures were drawn by the program: there are no files that they come from."""
         return bool((self.index[:, SOURCE_SIZE] == NO_SOURCE).all())
+
+    def reason(self, index: int) -> str:
+        """Why picture `index` could not be decoded."""
+        return self.failures.get(self.keys[index], "not decoded when it was packed")
 
     def usable(self) -> NDArray[np.bool_]:
         """(N,) which pictures were decoded."""
