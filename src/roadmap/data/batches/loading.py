@@ -14,6 +14,7 @@ from torch import Tensor
 from roadmap.data.batches.crops import CentreCrop, Crop, RandomCrop
 from roadmap.data.batches.decoding import Decoded
 from roadmap.data.batches.delivery import Delivery, Order, Resident, Source, Streamed, Threaded
+from roadmap.data.batches.resampling import on_device
 from roadmap.data.batches.samplers import CategoryPairs, MPerClass
 from roadmap.data.pictures.images import PictureError
 from roadmap.data.pictures.packing import OnError
@@ -84,7 +85,7 @@ class Batches:
                 empty += 1
                 continue
             labels, indices = (
-                _moved(values, found.images.device) for values in (self.records.labels[found.indices], found.indices)
+                on_device(values, found.images.device) for values in (self.records.labels[found.indices], found.indices)
             )
             yield Batch(found.images, labels, indices)
         if empty and empty == self._length:
@@ -113,11 +114,6 @@ class Batches:
             f"none of the {len(self.records):,} pictures of {self.records.name} could be decoded; the first is "
             f"{self.records.root / first}: {self.skipped[first]}"
         )
-
-
-def _moved(values: np.ndarray[tuple[int], np.dtype[np.int64]], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def training_batches(

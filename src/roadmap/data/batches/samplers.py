@@ -100,7 +100,7 @@ class MPerClass(Sampler[list[int]]):
         """(batches, batch_size) picture indices of a whole epoch, for all ranks together."""
         if self._cached is None or self._cached[0] != epoch:
             visits = _balanced_visits(len(self._classes.labels), self._visits, self.batches, epoch, (self.seed, 0))
-            pictures = self._classes.drawn(visits, self.per_class, epoch, (self.seed, 0))
+            pictures = self._classes.pictures_for(visits, self.per_class, epoch, (self.seed, 0))
             self._cached = epoch, pictures.reshape(self.batches, self.batch_size)
         return self._cached[1]
 
@@ -182,7 +182,7 @@ class CategoryPairs(Sampler[list[int]]):
             where = np.argwhere(pairs == category)  # (turns, 2): batch and side, in order
             key = (self.seed, 1 + category)
             visits = _balanced_visits(len(members), self.classes_per_category, len(where), epoch, key)
-            pictures = self._classes.drawn(members[visits], self.per_class, epoch, key)
+            pictures = self._classes.pictures_for(members[visits], self.per_class, epoch, key)
             batches[where[:, 0], where[:, 1]] = pictures.reshape(len(where), half)
         return batches.reshape(self.batches, self.batch_size)
 
@@ -224,7 +224,7 @@ class _ClassPictures:
         self.labels, self.of_picture, sizes = np.unique(values, return_inverse=True, return_counts=True)
         self.pictures = np.split(np.argsort(self.of_picture, kind="stable"), np.cumsum(sizes)[:-1])
 
-    def drawn(self, visits: Ints, per_class: int, epoch: int, key: tuple[int, int]) -> Ints:
+    def pictures_for(self, visits: Ints, per_class: int, epoch: int, key: tuple[int, int]) -> Ints:
         """(batches, classes, per_class) pictures for (batches, classes) visits of an epoch."""
         drawn = np.empty((visits.size, per_class), dtype=np.int64)
         visited, first = np.unique(np.sort(visits, axis=None), return_index=True)
