@@ -93,22 +93,3 @@ def test_the_loss_of_an_epoch_survives_a_stop_in_its_middle(
         fit(tiny(pictures, tmp_path / "run", data__batches=3, epochs=3))
     resume(tmp_path / "run")
     assert epoch_losses(capsys.readouterr().out) == [2.0, 5.0, 8.0]
-
-
-def test_a_batch_without_a_readable_picture_takes_its_turn_and_moves_nothing(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real, seen = Batches.__iter__, [0]
-
-    def emptied(self: Batches) -> Iterator[Batch]:
-        for batch in real(self):
-            seen[0] += self._sampler is not None
-            yield Batch(*(part[:0] for part in batch)) if seen[0] == 5 and self._sampler is not None else batch
-
-    monkeypatch.setattr(Batches, "__iter__", emptied)
-    folder = fit(tiny(pictures, tmp_path / "run", data__batches=3, epochs=3))
-    logged = [line for line in lines(folder) if line["kind"] == "step"]
-    assert [line["step"] for line in logged] == [1, 2, 3, 4, 6, 7, 8, 9]
-    assert summary(folder)["steps"] == 9
-    means = [np.mean([line["loss"] for line in logged if line["epoch"] == epoch]) for epoch in (1, 2, 3)]
-    assert epoch_losses(capsys.readouterr().out) == pytest.approx(means, abs=1e-4)

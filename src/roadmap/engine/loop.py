@@ -18,7 +18,7 @@ LOGGED = 20  # steps of an epoch that are logged, at most: a line costs the host
 def train(job: Job) -> None:
     """All that is left of a run's epochs, from wherever its state stands."""
     state, length = job.state, job.sampler.batches
-    job.sampler.position = state.step
+    job.sampler.seek(state.step)
     batches = job.pictures.training(job.splits.train, job.sampler)
     watch = Watch(job.splits.train, scaled=state.scaler is not None)
     job.display.training(job.settings.epochs, state.step, length, job.settings.data.batch_size)
@@ -42,9 +42,6 @@ def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
     job.parts.model.train()
     with job.signals.later():
         for batch in batches:
-            if not len(batch.indices):  # none of its pictures could be decoded: nothing moves, but its turn is over
-                job.state.step += 1
-                continue
             _note(job, watch.push(step(job.state, batch, job.parts)), pace, length)
             if job.signals.number is not None:
                 break
