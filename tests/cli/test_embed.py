@@ -22,7 +22,7 @@ from roadmap.config.settings import DataSettings, ModelSettings, Settings
 from roadmap.data import Records, dataset, fresh_pack
 from roadmap.data.pictures.packing import pack_of
 from roadmap.embeddings import Embeddings
-from roadmap.engine.choices import chosen
+from roadmap.engine.splits import division_of
 from roadmap.models import Retriever, retriever, save_checkpoint
 from roadmap.runs import Run
 from tests.data import layouts
@@ -100,7 +100,7 @@ def test_a_run_knows_its_best_checkpoint_its_pictures_and_how_it_divided_them(
     assert first.ids == second.ids
     assert "best.safetensors (epoch 7)" in result.output
     assert "test set" not in result.output
-    records = chosen(Run.open(place / "run").settings(), dataset("folder", place / "mine"), None)[1]
+    records = division_of(dataset("folder", place / "mine"))[0]
     result = called("run/checkpoints/best.safetensors", "--split", "test", "--data", "folder", "--root", "mine")
     assert result.exit_code == 0, result.output
     held = Embeddings.load(tmp_path / "vectors.npz")

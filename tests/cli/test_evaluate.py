@@ -20,7 +20,7 @@ from roadmap.cli.app import app
 from roadmap.config.settings import DataSettings, ModelSettings, Settings
 from roadmap.data import CentreCrop, Records, dataset, evaluation_batches
 from roadmap.embeddings import Embeddings, embedded
-from roadmap.engine.choices import chosen
+from roadmap.engine.splits import division_of
 from roadmap.metrics import load_ground_truth, retrieval_metrics, revisited_metrics_of_vectors
 from roadmap.models import load_checkpoint, retriever, save_checkpoint
 from roadmap.runs import Run
@@ -182,7 +182,7 @@ def vectors(place: Path, records: Records) -> Embeddings:
 
 
 def test_a_run_is_evaluated_on_its_own_test_set(called: Call, place: Path, tmp_path: Path) -> None:
-    records = chosen(Run.open(place / "run").settings(), dataset("folder", place / "mine"), None)[1].split("test")
+    records = division_of(dataset("folder", place / "mine"))[0].split("test")
     expected = vectors(place, records)
     assert 0 < len(expected) < 24
     for more in ([], ["--data", "folder", "--root", "mine"]):

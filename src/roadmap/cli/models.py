@@ -12,7 +12,7 @@ import torch
 from roadmap.cli.options import MODEL, Asked
 from roadmap.config.settings import ModelSettings
 from roadmap.models import Retriever, load_checkpoint, retriever
-from roadmap.models.backbones import SMALL, described, trial_features
+from roadmap.models.backbones import SMALL_CNN, model_card, trial_features
 from roadmap.models.weight_files import PICKLES
 from roadmap.runs import Run
 
@@ -105,13 +105,13 @@ def _of_checkpoint(path: Path, asked: Asked) -> Named:
 
 def _of_timm(asked: Asked) -> Named:
     name = asked.model
-    if name != SMALL:
+    if name != SMALL_CNN:
         try:
-            described(name)
+            model_card(name)
         except ValueError as error:
             raise ValueError(f"there is no run folder or checkpoint {name}, and {error}") from error
-    weights = asked.weights or ("random" if name == SMALL else "hub")
-    image = asked.image or (SMALL_IMAGE if name == SMALL else IMAGE)
+    weights = asked.weights or ("random" if name == SMALL_CNN else "hub")
+    image = asked.image or (SMALL_IMAGE if name == SMALL_CNN else IMAGE)
     settings = ModelSettings(name, weights, asked.pooling or "auto", dim=asked.dim)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # what is random in it is the same in every call
@@ -121,7 +121,7 @@ def _of_timm(asked: Asked) -> Named:
 
 def _usual_resize(name: str, image: int) -> int:
     """Pretrained networks see the middle of a picture, 224 of 256; small pictures are better seen whole."""
-    return image if name == SMALL else image * 8 // 7
+    return image if name == SMALL_CNN else image * 8 // 7
 
 
 def _other_size(model: Retriever, image: int) -> int:

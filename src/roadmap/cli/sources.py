@@ -19,8 +19,8 @@ from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, dataset, evaluat
 from roadmap.data.batches.loading import SIDE
 from roadmap.data.datasets import READERS, glyphs
 from roadmap.embeddings import Embeddings, embedded
-from roadmap.engine.choices import OWN, chosen
 from roadmap.engine.pictures import on_error_of, pack_of_all
+from roadmap.engine.splits import OWN, division_of
 from roadmap.hardware import autocast_of, laid_out, precision_of
 
 SHOWN = 3  # skipped pictures that are named
@@ -141,7 +141,7 @@ def source(asked: Asked) -> Source:
     divided, division = records.splits is not None, list[str]()
     own_run = trained_on is not None and _same_pictures(trained_on.data, name, root)
     if trained_on is not None and own_run:
-        _, records, division = chosen(trained_on, records, None)
+        records, division = division_of(records)
     data = DataSettings(
         name=name,
         root=None if root is None else str(root),

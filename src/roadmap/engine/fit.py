@@ -11,11 +11,11 @@ import torch
 
 from roadmap.config.settings import Settings
 from roadmap.data import Batches
-from roadmap.engine.choices import chosen
+from roadmap.engine.auto import resolve
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.splits import check_metric, judging, records_of, sampler_of, splits_of
+from roadmap.engine.splits import check_metric, division_of, judging, records_of, sampler_of, splits_of
 from roadmap.engine.state import Best
 from roadmap.engine.step import NonFiniteError, Watch, step
 from roadmap.models import retriever
@@ -24,21 +24,20 @@ from roadmap.runs import Run
 LOGGED = 20  # steps of an epoch that are logged, at most: a line costs the host half a millisecond
 
 
-def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = False) -> Path:
+def fit(settings: Settings, quiet: bool = False) -> Path:
     """Trains, chooses an epoch, tests it; the run folder holds everything that came of it.
 
     Args:
-        settings: of the run.
-        given: dotted names of settings that a person gave, such as "model.name"; for pictures of one's own, the others
-            are chosen by their number and size. None: all were given.
+        settings: of the run; what says "auto" is chosen by the pictures and the hardware.
         quiet: print nothing.
 
     Returns:
         The run's folder.
     """
     display = Display(quiet)
-    records = records_of(settings.data)
-    settings, records, reasons = chosen(settings, records, given)
+    records, drawn = division_of(records_of(settings.data))
+    settings, reasons = resolve(settings, records)
+    reasons = [*reasons, *drawn]
     fabric = engine_of(settings.hardware)
     splits = splits_of(records, settings.data, settings.select)
     check_metric(settings.select, splits)
@@ -50,12 +49,13 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
     return _trained(job_of(settings, fabric, splits, model, run, display))
 
 
-def resume(folder: Path, quiet: bool = False) -> Path:
+def resume(folder: Path, quiet: bool = False, epochs: int | None = None) -> Path:
     """Goes on with a run that was stopped, from its last saved state, as if it had not been."""
+    if epochs is not None:
+        raise NotImplementedError
     run, display = Run.open(folder), Display(quiet)
     settings = dataclasses.replace(run.settings(), run=str(folder))
-    records = records_of(settings.data)
-    settings, records, _ = chosen(settings, records, None)
+    records, _ = division_of(records_of(settings.data))
     fabric = engine_of(settings.hardware)
     splits = splits_of(records, settings.data, settings.select)
     torch.manual_seed(settings.seed)

@@ -13,8 +13,13 @@ import numpy as np
 
 from roadmap.config.settings import DataSettings, SelectSettings
 from roadmap.data import UNLABELLED, CategoryPairs, MPerClass, Records, dataset
+from roadmap.data.randomness import permutation
 from roadmap.evaluation import merits
 
+OWN = ("folder", "table")  # datasets of one's own, which may come without splits
+MANY_CLASSES = 20  # from which whole classes can be spared for the test
+TEST_SHARE = 0.2
+FEWEST_TO_SHARE = 4  # pictures of a class of which some are tested on and some trained
 FEWEST_HELD = 2  # classes: with one, every neighbour is right
 
 
@@ -41,6 +46,45 @@ def records_of(data: DataSettings) -> Records:
 
         return glyphs(None)
     return dataset(data.name, data.root)
+
+
+def division_of(records: Records) -> tuple[Records, list[str]]:
+    """Pictures of one's own with a test set, drawn where they came without splits; and the reason, a sentence."""
+    if records.splits is not None:
+        return records, []
+    labels, sizes = np.unique(records.labels, return_counts=True)
+    if len(labels) < 2:
+        raise ValueError(
+            f"{records.root} holds {len(labels)} class; retrieval needs at least 2, "
+            "each in a folder (or label) of its own"
+        )
+    if (classes := int((sizes > 1).sum())) >= MANY_CLASSES:
+        return _test_classes(records, classes)
+    splits = np.full(len(records), "train", dtype="<U5")
+    for label in labels[sizes >= FEWEST_TO_SHARE]:
+        members = np.flatnonzero(records.labels == label)
+        shuffled = members[permutation(len(members), 0, int(label))]
+        splits[shuffled[: max(2, round(TEST_SHARE * len(members)))]] = "test"
+    if not (splits == "test").any():
+        raise ValueError(
+            f"{records.root}: every one of its {len(labels)} classes has fewer than {FEWEST_TO_SHARE} pictures, "
+            "too few to test on; add pictures, or lay them out below train/ and test/"
+        )
+    reason = (
+        f"test set: a fifth of the pictures of each of the {classes} classes, at least 2 (with {MANY_CLASSES} classes "
+        "or more, whole classes would be held out)"
+    )
+    return dataclasses.replace(records, splits=splits), [reason]
+
+
+def _test_classes(records: Records, classes: int) -> tuple[Records, list[str]]:
+    splits = np.full(len(records), "train", dtype="<U5")
+    among = ~np.isin(records.labels, records.singletons())  # one picture alone neither trains nor tests
+    drawn = records.select(among).split_by_class(TEST_SHARE)
+    splits[among] = drawn.splits
+    held = len(np.unique(drawn.split("test").labels))
+    reason = f"test set: {held} of {classes} classes, held out whole, so that it shows how new classes fare"
+    return dataclasses.replace(records, splits=splits), [reason]
 
 
 def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> Splits:
