@@ -19,16 +19,17 @@ from rich.table import Table
 
 from roadmap.config.composition import settings_from
 from roadmap.config.settings import Settings
-from roadmap.data import fresh_pack
+from roadmap.data import drawn_pack
+from roadmap.encoder import Encoder
 from roadmap.engine import fit
-from roadmap.engine.pictures import Pictures
-from roadmap.engine.splits import records_of
-from roadmap.models import load_checkpoint, retriever
-from roadmap.report.retrievals import Collection, retrieval_page
+from roadmap.evaluation import evaluate
+from roadmap.hardware import device_of, in_layout
+from roadmap.models import retriever
+from roadmap.report import Album, retrieval_page
 from roadmap.runs import Run
 
 LOSSES = {"smoothap": "SmoothAP", "supap": "SupAP", "roadmap": "ROADMAP"}
-UNTRAINED = "untrained"
+BEFORE = "before training"
 SHOWN = ("R@1", "mAP@R")
 Metrics = Mapping[str, Mapping[str, float]]  # of each model
 OWN_PICTURES = """With your own pictures, in a folder per class:
@@ -46,20 +47,17 @@ def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def write_page(path: Path, settings: Settings, runs: Mapping[str, Run], metrics: Metrics) -> None:
-    """The same queries, and what the untrained network and each loss retrieve for them."""
-    glyphs = records_of(settings.data)
-    test = glyphs.split("test")
+def write_page(path: Path, settings: Settings, runs: Mapping[str, Run]) -> None:
+    """The same queries, and what the network before training and each loss retrieve for them."""
+    encoders = {name: Encoder.open(run.folder) for name, run in runs.items()}
+    records = next(iter(encoders.values())).records()
     torch.manual_seed(settings.seed)
-    models = {UNTRAINED: retriever(settings.model, settings.data.image)}
-    models |= {name: load_checkpoint(run.best)[0] for name, run in runs.items()}
-    vectors = {}
-    for name, model in models.items():
-        pictures = Pictures(settings, model, torch.device("cpu"), quiet=True)
-        pictures.packed(glyphs)
-        vectors[name] = pictures.embedded(model, test, None)
-    shown = Collection(vectors, test, fresh_pack(test, settings.data.side))
-    retrieval_page(path, "Characters never seen in training", shown, metrics=metrics)
+    device = device_of(settings.hardware.device)
+    first = in_layout(retriever(settings.model, settings.data.image).to(device), settings.hardware)
+    encoders = {BEFORE: Encoder.of(first, settings, device), **encoders}
+    pack = drawn_pack(records)
+    found = {name: evaluate(encoder, records, pack=pack, progress=False) for name, encoder in encoders.items()}
+    retrieval_page(path, "Characters never seen in training", found, Album(records.split("test"), pack))
 
 
 def print_table(metrics: Metrics) -> None:
@@ -88,9 +86,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs[name] = Run.open(fit(settings))
         summary = runs[name].summary()
         (before,), (metrics[name],) = summary["before"].values(), summary["after"].values()
-        metrics = {UNTRAINED: before} | metrics
+        metrics = {BEFORE: before} | metrics
     page = options.out / "retrievals.html"
-    write_page(page, settings, runs, metrics)
+    write_page(page, settings, runs)
     print()
     print_table(metrics)
     print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from roadmap.data.batches.samplers import CategoryPairs
-from roadmap.data.checking import checked
+from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
-from roadmap.data.datasets.glyphs import FACES, FEWEST_PICTURES, export, glyphs, script
+from roadmap.data.datasets.glyphs import FACES, FEWEST_PICTURES, export, glyph_records, script
 from roadmap.data.pictures.packs import Pack, fresh_pack
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(folder):
-    return glyphs(folder)
+    return glyph_records(folder)
 
 
 def test_it_has_the_shape_of_sop(records):
@@ -59,7 +59,7 @@ def test_look_alikes_are_one_class(records):
 
 
 def test_it_is_drawn_the_same_every_time_and_only_once(records, folder, tmp_path):
-    again = glyphs(tmp_path / "again")
+    again = glyph_records(tmp_path / "again")
     assert again.paths == records.paths
     assert again.labels.tolist() == records.labels.tolist()
     assert again.splits.tolist() == records.splits.tolist()
@@ -79,7 +79,7 @@ def test_a_split_finds_its_pictures_whatever_side_is_asked(records, folder):
 
 
 def test_it_passes_its_own_check(records):
-    report = checked(records)
+    report = dataset_report(records)
     assert report.usable
     assert report.leaks == ()
     assert report.singletons == {}
@@ -89,7 +89,7 @@ def test_a_damaged_pack_is_drawn_again(records, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     shard = next(copy.glob("pixels-*.u8"))
     shard.write_bytes(shard.read_bytes()[:1000])
-    assert glyphs(copy).paths == records.paths
+    assert glyph_records(copy).paths == records.paths
     assert Pack.open(copy).nbytes == Pack.open(folder).nbytes
 
 
@@ -99,7 +99,7 @@ def test_export_writes_png_files_that_read_as_a_folder(records, folder, tmp_path
     read = dataset("folder", tmp_path)
     assert collections.Counter(read.splits.tolist()) == {"train": 7, "test": 7}
     drawn = Image.open(tmp_path / "train" / few.paths[0])
-    np.testing.assert_array_equal(np.asarray(drawn), Pack.open(folder).aligned(few).picture(0))
+    np.testing.assert_array_equal(np.asarray(drawn), Pack.open(folder).of(few).picture(0))
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_scripts(character, category):
 
 def test_pictures_too_small_to_read_are_refused():
     with pytest.raises(ValueError, match="must be at least 16"):
-        glyphs(size=8)
+        glyph_records(size=8)

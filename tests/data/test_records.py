@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roadmap.data.records import Records, numbered
+from roadmap.data.records import Records, numbers_of
 
 
 def records(labels, **fields) -> Records:
@@ -86,7 +86,7 @@ def test_the_fingerprint_follows_pictures_and_not_labels():
 
 
 def test_names_are_numbered_in_order_and_integers_as_numbers():
-    labels, names = numbered(["10", "9", "b", "9", "a"])
+    labels, names = numbers_of(["10", "9", "b", "9", "a"])
     assert names == ("9", "10", "a", "b")
     assert labels.tolist() == [1, 0, 3, 0, 2]
 

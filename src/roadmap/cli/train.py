@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,14 +17,12 @@ from omegaconf import DictConfig
 
 from roadmap.cli.train_help import print_help
 from roadmap.config.command import DRY, LOOKS, SWEEPS, Command, command_of, key_of
-from roadmap.config.composition import CONFIG, OWN_FILES, check_loss, check_root, hydra_with, plain, settings_from
+from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
 from roadmap.config.settings import SettingError, Settings
-from roadmap.runs import Run
 
 DONE, FAILED, NOT_UNDERSTOOD, INTERRUPTED = 0, 1, 2, 130
 # What the engine raises with a message for a person; anything else is a fault of ours and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
-SHOWN = ("R@1", "mAP@R", "mAP M", "mAP H")  # in the table of a sweep
 LONGEST_NAME = 200  # of a folder, in characters; file systems allow some 255 bytes
 
 
@@ -54,7 +52,7 @@ def _rehearsal(command: Command) -> list[Settings]:
     the first begins."""
     runs = [settings_from(overrides, command.folder) for overrides in command.covering()]
     for settings in runs:
-        check_root(settings)
+        check_data(settings)
     for settings in {str(settings.loss): settings for settings in runs}.values():
         check_loss(settings)
     if command.has(SWEEPS) and runs[0].run is not None:
@@ -144,19 +142,20 @@ def _as_if_alone(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def results(folder: Path) -> str:
-    """A line for every run below a folder: what it was, and what came of it."""
-    lines = []
-    for path in sorted(folder.glob("*/config.yaml")):
-        summary = Run(path.parent).summary()
-        after = [f"{test}: {_metrics(values)}" for test, values in summary.get("after", {}).items()]
-        lines.append(f"{path.parent.name:<40}  {'; '.join(after) or 'not finished'}")
-    return "\n".join(lines)
+    """What came of the runs in a folder, a line each; they are named by what differs between them."""
+    from roadmap.runs import table
+
+    rows = table(path.parent for path in sorted(folder.glob("*/config.yaml")))
+    columns = [name for name in (rows[0] if rows else []) if re.search("^run$|R@|mAP|best epoch", name)]
+    cells = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
 
 
-def _metrics(values: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name} {100 * value:.2f}" for name, value in values.items() if name in SHOWN and value is not None
-    )
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _debugging() -> bool:

@@ -16,8 +16,8 @@ roadmap train [GROUP=OPTION ...] [key=value ...] [-m] [--dry-run]
 Trains a network that finds the pictures of the same class first. Every run gets a folder of its own with its
 settings, log, weights and results; `roadmap embed` and `roadmap evaluate` take it from there.
 
-GROUP=OPTION takes a set of settings from a file, key=value changes one. A recipe is a whole run in one name; what
-you type counts more, whatever the order. "auto" leaves a setting to the program, which says what it chose."""
+GROUP=OPTION takes a set of settings from a file, key=value changes one. A recipe is a whole run in one name;
+what you type counts more, in any order. "auto" leaves a setting to the program, which says what it chose."""
 
 EXAMPLES = {
     "The built-in characters, in a minute or two on a CPU": "roadmap train",

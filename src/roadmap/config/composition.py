@@ -18,20 +18,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from roadmap.config.options import options
 from roadmap.config.settings import SettingError, Settings
 from roadmap.config.words import refusal
-from roadmap.names import did_you_mean
 
 # Here, so that a process which a launcher starts has it as soon as it imports the job.
 ConfigStore.instance().store(name="schema", node=Settings().as_dict())
 
 CONFIG = "config"
 OWN_FILES = "command-line"  # what Hydra calls the folder of --config-dir
-OWN_PICTURES = {
-    "folder": "a folder with a folder of pictures per class: PATH/CLASS/picture.jpg",
-    "table": "a .csv or .parquet file with the columns path and label, one picture a line",
-}
 
 
 @contextmanager
@@ -80,21 +74,13 @@ def plain(config: DictConfig) -> Settings:
     return settings
 
 
-def check_root(settings: Settings) -> None:
-    """The dataset is known, and pictures that are not drawn lie somewhere; says what is expected there."""
-    name, known = settings.data.name, options("data")
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise SettingError("data.name", f"unknown dataset {name!r}{near} Known: {', '.join(known)}")
-    if settings.data.root is None and name != "glyphs":
-        expected = f"PATH is {OWN_PICTURES[name]}." if name in OWN_PICTURES else _explanation(name)
-        raise SettingError("data.root", f"data={name} needs its pictures: add data.root=PATH. {expected}")
+def check_data(settings: Settings) -> None:
+    """The dataset is known, and lies somewhere unless it is drawn; says where to get it and what is expected there."""
+    from roadmap.data.datasets import DRAWN, READERS, dataset
 
-
-def _explanation(name: str) -> str:
-    from roadmap.data.datasets import explanation
-
-    return explanation(name).replace("ROOT", "PATH")
+    name = settings.data.name
+    if name not in READERS or (settings.data.root is None and name != DRAWN):
+        dataset(name, None)  # says it
 
 
 def check_loss(settings: Settings) -> None:

@@ -40,7 +40,7 @@ class DataSettings:
         test_sets: other datasets to test on, name -> root (SfM-120k is tested on roxford5k and rparis6k).
         image: side of the square pictures that the model sees.
         resize: shorter side before the centre crop of evaluation.
-        squeeze: whether evaluation resizes both sides to `resize`, which loses the aspect, as the released code did.
+        squeeze: cut pictures as if they were squares, which loses their aspect, as the released code did on SOP.
         scale: range of the share of the area that a random crop keeps.
         ratio: range of its width / height.
         flip: probability of a horizontal flip.

@@ -20,6 +20,14 @@ from roadmap.data.randomness import permutation
 
 UNLABELLED = -1
 SPLITS = ("train", "val", "test", "query", "gallery")
+SPELLINGS = {  # how else people name them, in folders and tables
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "testing": "test",
+    "queries": "query",
+}
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -219,7 +227,13 @@ class Records:
         return cls.from_dict(json.loads(Path(path).read_text()))
 
 
-def numbered(names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+def split_named(name: str) -> str | None:
+    """The split that a person means by a name such as Train or validation; None where it is the name of no split."""
+    plain = name.strip().lower()
+    return plain if plain in SPLITS else SPELLINGS.get(plain)
+
+
+def numbers_of(names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
     """Numbers for names, and the sorted names they index. Integers sort as numbers."""
     distinct = sorted(set(names), key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name))
     index = {name: i for i, name in enumerate(distinct)}

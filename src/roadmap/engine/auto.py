@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from roadmap.config.settings import Settings
 from roadmap.config.settings_checks import AUTO
 from roadmap.data import Records
-from roadmap.data.datasets.glyphs import SIZE as GLYPHS_SIZE
+from roadmap.data.datasets.sources import GLYPH_SIZE
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
 from roadmap.engine.splits import MANY_CLASSES, held_out_classes
@@ -101,7 +101,7 @@ class _Choice:
         """The median shorter side of the pictures."""
         if self._side is None:
             drawn = self.settings.data.name == "glyphs"
-            self._side = GLYPHS_SIZE if drawn else median_side(self.records, self.settings.data.name)
+            self._side = GLYPH_SIZE if drawn else median_side(self.records, self.settings.data.name)
         return self._side
 
     @property

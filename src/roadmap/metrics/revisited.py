@@ -23,8 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from roadmap.metrics.ranking import positive_counts_of
-from roadmap.metrics.vectors import Vectors, unit_vectors
-from roadmap.plain_pickle import plain_pickle
+from roadmap.metrics.vectors import Vectors, unit_queries_and_gallery
+from roadmap.plain_pickle import plain_content
 
 KS = (1, 5, 10)
 POSITIVE_IN = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}
@@ -61,7 +61,7 @@ class GroundTruth:
 
 def load_ground_truth(path: str | Path) -> GroundTruth:
     """Ground truth from a published file, gnd_roxford5k.pkl or gnd_rparis6k.pkl. No code in it is run."""
-    content = plain_pickle(path)
+    content = plain_content(path)
     if not isinstance(content, dict) or "gnd" not in content:
         raise ValueError(f"{path} holds no ground truth: expected a dict with 'gnd', 'imlist' and 'qimlist'")
     per_query = content["gnd"]
@@ -131,8 +131,11 @@ def revisited_metrics(rankings: ArrayLike | Tensor, truth: GroundTruth) -> dict[
 def revisited_metrics_of_vectors(
     queries: Vectors, database: Vectors, truth: GroundTruth
 ) -> dict[str, dict[str, float]]:
-    """The same from vectors (Q, D) and (N, D), by cosine; a negative that ties with a positive comes before it."""
-    q, g = unit_vectors(queries, "queries"), unit_vectors(database, "database")
+    """The same from vectors (Q, D) and (N, D), by cosine; a negative that ties with a positive comes before it.
+
+    Of any float types: scores are float64 where one of the two came as float64, else float32.
+    """
+    q, g = unit_queries_and_gallery(queries, database, "database")
     if len(q) != len(truth.easy):
         raise ValueError(f"queries must be {len(truth.easy)}, as many as the ground truth has, got {len(q)}")
     _check_size(truth, len(g))

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roadmap.colours import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.config.settings import ModelSettings, SettingError
 from roadmap.models.pooling import MAP, MAP_CHANNELS_LAST, Layout
 from roadmap.models.small import SmallCNN
 from roadmap.names import did_you_mean
 
 SMALL_CNN, SMALL_CNNS_SIZE = "small_cnn", 32
-# Mean and spread of ImageNet's pictures, by which most backbones expect theirs to be normalised.
 Triple = tuple[float, float, float]
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def timm_library() -> ModuleType:
@@ -154,7 +153,7 @@ def layout(backbone: nn.Module, found: Any) -> Layout:
 def normalisation(backbone: nn.Module) -> tuple[Triple, Triple]:
     """Mean and standard deviation by which the backbone expects pictures to be normalised."""
     card: dict[str, Any] = getattr(backbone, "pretrained_cfg", {})
-    mean, std = (card.get(name, usual) for name, usual in zip(("mean", "std"), IMAGENET, strict=True))
+    mean, std = card.get("mean", IMAGENET_MEAN), card.get("std", IMAGENET_STD)
     (r, g, b), (sr, sg, sb) = mean, std
     return (r, g, b), (sr, sg, sb)
 

@@ -18,24 +18,24 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from roadmap.data.datasets.sources import GLYPH_SIZE
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.pictures.packing import pack_of
 from roadmap.data.pictures.packs import Pack, PackError, cache_folder
-from roadmap.data.records import Records, numbered
+from roadmap.data.records import Records, numbers_of
 
 FACES = tuple(
     f"DejaVu{family}{style}"
     for family, slanted in (("Sans", "Oblique"), ("SansMono", "Oblique"), ("Serif", "Italic"))
     for style in ("", "-Bold", f"-{slanted}", f"-Bold{slanted}")
 )
-SIZE = 32
 FEWEST_FACES = 8  # of 12 that must have the character
 FEWEST_PICTURES = 6  # that must differ: Braille and box drawing look alike in every face and fall out here
 SCRIPTS = ("LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN", "LAO")
 RECORDS = "records.json"
 
 
-def glyphs(root: Path | None = None, size: int = SIZE) -> Records:
+def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
     """The Records of Glyphs, drawn into `root` the first time; the pictures are in the pack `root` itself holds.
 
     Args:
@@ -60,7 +60,7 @@ def glyphs(root: Path | None = None, size: int = SIZE) -> Records:
 
 def export(records: Records, folder: Path) -> None:
     """Writes a drawn dataset as PNG files in a folder per split, script and character."""
-    pack = Pack.open(records.root).aligned(records)
+    pack = Pack.open(records.root).of(records)
     splits = records.splits if records.splits is not None else np.full(len(records), "train")
     for i, path in enumerate(records.paths):
         target = Path(folder) / str(splits[i]) / path
@@ -86,8 +86,8 @@ def _records(folder: Path, drawn: list[tuple[int, str, Pixels]]) -> Records:
     characters = [chr(code) for code, _, _ in drawn]
     scripts = [script(character) for character in characters]
     names = [f"{where}/U+{ord(c):04X}" for where, c in zip(scripts, characters, strict=True)]
-    labels, class_names = numbered(names)
-    categories, category_names = numbered(scripts)
+    labels, class_names = numbers_of(names)
+    categories, category_names = numbers_of(scripts)
     paths = tuple(f"{name}/{face}.png" for name, (_, face, _) in zip(names, drawn, strict=True))
     return Records("glyphs", folder, paths, labels, class_names, categories, category_names).split_by_class()
 
