@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from roadmap.config.composition import composed
+from roadmap.config.composition import settings_from
 from roadmap.config.settings import Settings
 from roadmap.data import drawn_pack
 from roadmap.encoder import Encoder
@@ -42,7 +42,7 @@ def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
     folder = out / "runs" / loss
     if (folder / "config.yaml").is_file():  # of an earlier demonstration
         shutil.rmtree(folder)
-    settings = composed(["recipe=glyphs", f"loss={loss}", *overrides])
+    settings = settings_from(["recipe=glyphs", f"loss={loss}", *overrides])
     settings.run = str(folder)
     return settings
 

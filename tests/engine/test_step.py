@@ -27,8 +27,10 @@ from roadmap.embeddings import Embeddings
 from roadmap.encoder import embeddings_of
 from roadmap.engine import fit
 from roadmap.engine.average import WeightAverage
+from roadmap.engine.comparing import BatchAlone
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.optimiser import optimiser, schedule
+from roadmap.engine.passes import OnePass
 from roadmap.engine.state import TrainState
 from roadmap.engine.step import Outcome, Parts, step
 from roadmap.losses import ROADMAP
@@ -65,7 +67,9 @@ def engine_steps(
     average = None if settings.ema is None else WeightAverage(model, settings.ema)
     state = TrainState(model, optimizer, scaler, average)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    parts = Parts(fabric, wrapped, wrapped_optimizer, loss, schedule(settings, 3, 2), settings.clip)
+    passes = OnePass(fabric, wrapped)
+    rates = schedule(settings, 3, 2)
+    parts = Parts(fabric, wrapped, wrapped_optimizer, passes, BatchAlone(loss), rates, settings.clip)
     return state, [step(state, batch, parts) for batch in batches()], model
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from roadmap.data import Batches, Records
 from roadmap.engine import NonFiniteError, TrainState, fit, resume
+from roadmap.engine.comparing import BatchAlone
 from roadmap.engine.loop import train_epoch
 from roadmap.engine.splits import sampler_of
 from roadmap.engine.step import Outcome, step
@@ -236,7 +237,7 @@ def test_a_loss_that_refuses_for_a_reason_of_its_own_is_not_hidden(pictures: Pat
         def forward(self, *_: Tensor) -> Tensor:
             raise ValueError("labels must be something else")
 
-    object.__setattr__(made.parts, "loss", Refusing())
+    object.__setattr__(made.parts, "compare", BatchAlone(Refusing()))
     sampler = sampler_of(made.splits.train, made.settings.data, 0)
     batch = next(iter(made.pictures.training(made.splits.train, sampler)))
     with pytest.raises(ValueError, match="labels must be something else"):

@@ -16,7 +16,7 @@ from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
 from roadmap.hardware import device_of, in_layout
 from roadmap.locations import check_root, checkpoint_of, run_around
 from roadmap.models import Retriever, load_checkpoint, retriever
-from roadmap.models.backbones import SMALL, described, trial_features
+from roadmap.models.backbones import SMALL_CNN, model_card, trial_features
 from roadmap.runs import Run
 
 IMAGE, SMALL_IMAGE = 224, 32
@@ -76,15 +76,15 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
 
 
 def _of_timm(name: str, wanted: Wanted) -> Encoder:
-    if name != SMALL:
+    if name != SMALL_CNN:
         try:
-            described(name)
+            model_card(name)
         except ValueError as error:
             raise SettingError("model.name", f"there is no run folder or checkpoint {name}, and {error}") from error
     hardware = HardwareSettings(precision=wanted.precision or "auto")
     device = _device(wanted.device, "auto")
-    weights = wanted.weights or ("random" if name == SMALL else "hub")
-    image = wanted.image or (SMALL_IMAGE if name == SMALL else IMAGE)
+    weights = wanted.weights or ("random" if name == SMALL_CNN else "hub")
+    image = wanted.image or (SMALL_IMAGE if name == SMALL_CNN else IMAGE)
     settings = ModelSettings(name, weights, wanted.pooling or "auto", dim=wanted.dim)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # what is random in it is the same in every call
@@ -123,7 +123,7 @@ def _crop(model: Retriever, data: DataSettings | None, resize: int | None, wante
 
 def _usual_resize(name: str, image: int) -> int:
     """Pretrained networks see the middle of a picture, 224 of 256; small pictures are better seen whole."""
-    return image if name == SMALL else image * 8 // 7
+    return image if name == SMALL_CNN else image * 8 // 7
 
 
 def _other_size(model: Retriever, image: int) -> int:

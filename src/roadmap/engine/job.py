@@ -13,9 +13,11 @@ from torch import nn
 from roadmap.config.settings import Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
+from roadmap.engine.comparing import BatchAlone
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
+from roadmap.engine.passes import OnePass
 from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Roster, Splits
 from roadmap.engine.state import Stateful, TrainState
@@ -120,10 +122,10 @@ def job_of(
         fabric,
         wrapped,
         wrapped_optimizer,
-        loss,
+        OnePass(fabric, wrapped, torch.channels_last if settings.hardware.channels_last else torch.preserve_format),
+        BatchAlone(loss),
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
-        torch.channels_last if settings.hardware.channels_last else torch.preserve_format,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         display.console.print(f"  - {pictures.open_pack(everything)}")

@@ -49,7 +49,9 @@ class Pictures:
         data = settings.data
         low, high = data.scale
         narrow, wide = data.ratio
-        self.random = RandomCrop(data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std)
+        self.random = RandomCrop(
+            data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std, squeeze=data.squeeze
+        )
         self.centre = centre_crop(data, model)
         self.skipped: dict[str, str] = {}
         self._packs: dict[tuple[str, Path], Pack | None] = {}  # tables can lie side by side in one folder

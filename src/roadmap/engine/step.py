@@ -1,9 +1,8 @@
-"""One training step."""
+"""One training step: embed, compare, pull back. Watching, logging and saving are others' work."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,21 +10,33 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from roadmap.data import Batch
+from roadmap.engine.comparing import Compare
 from roadmap.engine.optimiser import Schedule, set_rates
+from roadmap.engine.passes import Passes
 from roadmap.engine.state import TrainState
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a step works with and does not change: the engine, the wrapped model and optimiser, loss and schedule."""
+    """What a step works with and does not change.
+
+    Attributes:
+        fabric: the engine.
+        model: and its optimiser, as the engine wrapped them.
+        optimizer: of the model and of the loss's own weights.
+        passes: how a batch goes through the model, and how the gradient comes back.
+        compare: who is compared with whom, and what that costs.
+        schedule: step -> factor on every rate.
+        clip: largest norm of the gradient; None for no limit.
+    """
 
     fabric: Fabric
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loss: Callable[[Tensor, Tensor], Tensor]
+    passes: Passes
+    compare: Compare
     schedule: Schedule
-    clip: float | None
-    layout: torch.memory_format = torch.preserve_format  # of the pictures, to match the weights
+    clip: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +50,14 @@ class Outcome:
 
 
 def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
-    """Embed, compare, move the weights. Losses compute scores in float32 whatever the model's precision is."""
+    """Embed, compare, pull back, move. Losses compute scores in float32 whatever the model's precision is."""
     set_rates(parts.optimizer, parts.schedule(state.step))
-    embeddings = parts.model(batch.images.to(memory_format=parts.layout))
+    embeddings = parts.passes.embed(batch.images)
     lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
     if lengths.device.type == "cpu" and not usable(lengths).all():  # where looking is free, losses would refuse them
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
-    loss = parts.loss(embeddings, batch.labels)
-    parts.fabric.backward(loss)
+    loss = parts.compare(embeddings, batch.labels)
+    parts.passes.pull_back(loss)
     norm = _gradient_norm(state, parts)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ import torch
 
 from roadmap.config.settings import SettingError, Settings
 from roadmap.data import Records
-from roadmap.engine.choices import chosen
+from roadmap.engine.auto import resolve
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
@@ -21,7 +21,7 @@ from roadmap.engine.loop import train
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.results import Results
 from roadmap.engine.retrievals import show_retrievals
-from roadmap.engine.splits import check_metric, records_of, sampler_of, splits_of
+from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
 from roadmap.engine.stopping import Signals
 from roadmap.engine.watch import NonFiniteError
 from roadmap.models import retriever
@@ -30,13 +30,11 @@ from roadmap.runs import Run
 NEAREST = 10  # neighbours of each test picture that are kept
 
 
-def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = False) -> Path:
+def fit(settings: Settings, quiet: bool = False) -> Path:
     """Trains, chooses an epoch, tests it; the run folder holds everything that came of it.
 
     Args:
-        settings: of the run.
-        given: dotted names of settings that a person gave, such as "model.name"; for pictures of one's own, the others
-            are chosen by their number and size. None: all were given.
+        settings: of the run; what says "auto" is chosen by the pictures and the hardware.
         quiet: print nothing.
 
     Returns:
@@ -48,7 +46,8 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
     with Signals() as signals, ExitStack() as at_the_end:
         settings = absolute_paths(settings)
         found = records_of(settings.data)
-        settings, records, reasons = chosen(settings, found, given)
+        records, drawn = division_of(found)
+        settings, reasons = resolve(settings, records)
         splits = splits_of(records, settings.data, settings.select)
         check_metric(settings.select, splits)
         # batches that cannot be made leave no folder behind
@@ -62,7 +61,7 @@ def fit(settings: Settings, given: frozenset[str] | None = None, quiet: bool = F
             at_the_end.callback(display.close)
             signals.folder = run.folder
             _store_division(run, splits.everything, found)
-        display.start(run.folder, settings, splits, reasons, model, fabric)
+        display.start(run.folder, settings, splits, [*reasons, *drawn], model, fabric)
         return _finish(job_of(settings, fabric, splits, sampler, model, run, display, signals))
 
 
@@ -93,7 +92,7 @@ def _stopped_job(run: Run, epochs: int | None, display: Display, signals: Signal
     settings = dataclasses.replace(run.settings(), run=str(run.folder))
     found = records_of(settings.data)
     records, changes = run.division(found)
-    settings, records, _ = chosen(settings, records, None)
+    records, _ = division_of(records)
     splits = splits_of(records, settings.data, settings.select)
     splits = dataclasses.replace(splits, val_given="val" in found.split_names())
     sampler = sampler_of(splits.train, settings.data, settings.seed)
