@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,26 +46,6 @@ def h_minus(t: Tensor, tau: float, rho: float, delta: float) -> Tensor:
     smooth = torch.sigmoid(t / tau)
     linear = rho * (t - delta) + (1 / (1 + math.exp(-delta / tau)) + 0.5)
     return torch.where(t > delta, linear, torch.where(t >= 0, smooth + 0.5, smooth))
-
-
-def average_precision(
-    scores: Tensor, positives: Tensor, negatives: Tensor, reduction: Literal["mean", "none"] = "mean"
-) -> Tensor:
-    """Exact AP, Eqs. (1) and (3): ties count against the positive. No gradient.
-
-    Args:
-        scores: (M, N), higher is nearer.
-        positives: (M, N) mask of P_i.
-        negatives: (M, N) mask of N_i; an item in neither is ignored.
-        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where
-            P_i is empty.
-    """
-    check_scores(scores, positives, negatives)
-    if reduction not in ("mean", "none"):
-        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    ap = plain_average_precision(widened(scores.detach()), positives, negatives, heaviside, heaviside)
-    ap = ap.masked_fill(~positives.any(1), math.nan)
-    return ap.nanmean() if reduction == "mean" else ap
 
 
 def smoothap(scores: Tensor, positives: Tensor, negatives: Tensor, tau: float = 0.01) -> Tensor:
