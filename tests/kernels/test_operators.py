@@ -72,7 +72,7 @@ def arguments(name: str, own: Tensor | None) -> tuple[Any, ...]:
         "rank_loss_backward": (
             torch.ones(6), torch.empty(0, dtype=torch.uint8), *compared, *RULE.flat, True, True, True
         ),
-        "ap_from_scores": (scores, same, ~same, "smoothap", 0.1, 0.0, 0.0, True),
+        "ap_from_scores": (scores, same, ~same, *RankRule("smoothap", 0.1).flat, True),
         "ap_from_scores_backward": (torch.ones(9), torch.ones(9, 9), scores.detach()),
         "cosine_scores": (x, None if own is None else vectors(7, 1)),
         "cosine_scores_backward": (torch.ones(9, 7), x.detach(), vectors(7, 1).detach(), True, False),
@@ -96,7 +96,9 @@ def test_operators_keep_their_promises(
 def test_the_backward_operator_keeps_its_promises() -> None:
     tests = ("test_schema", "test_faketensor")
     args = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments("rank_loss_backward", None))
-    assert set(torch.library.opcheck(torch.ops.roadmap.rank_loss_backward.default, args, test_utils=tests)) == set(tests)
+    assert set(torch.library.opcheck(torch.ops.roadmap.rank_loss_backward.default, args, test_utils=tests)) == set(
+        tests
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)
