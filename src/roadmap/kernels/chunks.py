@@ -51,7 +51,7 @@ def gradients(
     """Gradients at queries and gallery, where needed, from those at the terms. Without a gallery, both roles in one."""
     M, N = call.shape
     with torch.autocast(call.queries.device.type, enabled=False), full_float32():
-        queries, gallery = units_of(call.queries, call.gallery)
+        queries, gallery = units_of(call.queries, call.gallery, find_copies=not len(state))
         kept = state.view(queries.vectors.dtype).view(2, M, N) if len(state) else None
         for_queries = torch.zeros_like(queries.vectors) if needs[0] else None
         for_gallery = torch.zeros_like(gallery.vectors) if needs[1] or call.gallery is None else None

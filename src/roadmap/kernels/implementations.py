@@ -76,7 +76,7 @@ def cosine_gradients(
     if both_run_on_triton(queries, gallery):
         return _triton_cosine_gradients(grad, queries, gallery, needs, units)
     with torch.autocast(queries.device.type, enabled=False), full_float32():
-        q, g = units_of(queries, gallery) if units is None else units
+        q, g = units_of(queries, gallery, find_copies=False) if units is None else units
         if gallery is None:
             return embedding_gradient(grad @ g.vectors + grad.T @ q.vectors, q, queries), None
         return (

@@ -29,15 +29,18 @@ class Units:
     originals: Tensor
 
 
-def units_of(queries: Tensor, gallery: Tensor | None) -> tuple[Units, Units]:
-    """Both sides of a comparison, in the wider of their types and at least float32. No gallery: the queries again."""
+def units_of(queries: Tensor, gallery: Tensor | None, find_copies: bool = True) -> tuple[Units, Units]:
+    """Both sides of a comparison, in the wider of their types and at least float32. No gallery: the queries again.
+
+    Copies are looked for in the gallery alone, and only where scores are to be computed.
+    """
     wide = at_least_float32(queries)
     if gallery is None:
-        both = _units(wide)
+        both = _units(wide, find_copies)
         return both, both
     other = at_least_float32(gallery)
     wider = torch.promote_types(wide.dtype, other.dtype)
-    return _units(wide.to(wider)), _units(other.to(wider))
+    return _units(wide.to(wider), False), _units(other.to(wider), find_copies)
 
 
 def score_rows(queries: Tensor, gallery: Units, out: Tensor | None = None) -> Tensor:
@@ -54,37 +57,46 @@ def embedding_gradient(grad: Tensor, units: Units, like: Tensor) -> Tensor:
     return ((grad - along * units.vectors) / units.lengths[:, None]).to(like.dtype)
 
 
-def _units(x: Tensor) -> Units:
+def _units(x: Tensor, find_copies: bool) -> Units:
     vectors, lengths = directions(x)
-    return Units(vectors, lengths, *_copies(vectors))
+    if find_copies:
+        return Units(vectors, lengths, *_copies(vectors))
+    none = torch.empty(0, dtype=torch.int64, device=x.device)
+    return Units(vectors, lengths, none, none)
 
 
 def _copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Which rows equal an earlier row, and the first such row of each."""
-    hashes = _hashes(vectors + 0.0)  # -0.0 becomes 0.0: they are equal and must hash alike
-    order = torch.sort(hashes, stable=True)
-    fresh = torch.ones_like(hashes, dtype=torch.bool)
+    vectors = vectors + 0.0  # -0.0 becomes 0.0: they are equal and must hash alike
+    copies, originals = _repeats(_hashes(vectors))
+    if torch.equal(vectors[copies], vectors[originals]):
+        return copies, originals
+    return _repeats(torch.unique(vectors, dim=0, return_inverse=True)[1])  # two vectors met in one hash
+
+
+def _repeats(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a key occurs again, and where it first occurred."""
+    order = torch.sort(keys, stable=True)
+    fresh = torch.ones_like(keys, dtype=torch.bool)
     fresh[1:] = order.values[1:] != order.values[:-1]
-    # in the sorted order, where the run of equal hashes begins that each row lies in
-    begins = torch.where(fresh, torch.arange(len(hashes), device=hashes.device), 0).cummax(0).values
-    copies = order.indices[~fresh]
-    originals = order.indices[begins[~fresh]]
-    equal = (vectors[copies] == vectors[originals]).all(1)
-    return copies[equal], originals[equal]
+    # in the sorted order, where the run of equal keys begins that each lies in
+    begins = torch.where(fresh, torch.arange(len(keys), device=keys.device), 0).cummax(0).values
+    return order.indices[~fresh], order.indices[begins[~fresh]]
 
 
 def _hashes(vectors: Tensor) -> Tensor:
-    bits = vectors.view(torch.int64 if vectors.dtype == torch.float64 else torch.int32)
-    weights = _weights(vectors.shape[1], vectors.device)
-    hashes = torch.empty(len(bits), dtype=torch.int64, device=vectors.device)
-    height = max(1, HASHED_AT_ONCE // vectors.shape[1])
+    """(N,) int32, equal for equal rows: sums that wrap around, in which no order of adding matters."""
+    bits = vectors.view(torch.int32)
+    weights = _weights(bits.shape[1], vectors.device)
+    hashes = torch.empty(len(bits), dtype=torch.int32, device=vectors.device)
+    height = max(1, HASHED_AT_ONCE // bits.shape[1])
     for top in range(0, len(bits), height):
-        hashes[top : top + height] = (bits[top : top + height] * weights).sum(1)
+        hashes[top : top + height] = (bits[top : top + height] * weights).sum(1, dtype=torch.int32)
     return hashes
 
 
 @lru_cache(maxsize=16)
-def _weights(dimensions: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(dimensions)
-    odd = torch.randint(-(2**62), 2**62, (dimensions,), generator=generator) * 2 + 1
-    return odd.to(device)
+def _weights(numbers: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(numbers)
+    odd = torch.randint(-(2**30), 2**30, (numbers,), generator=generator) * 2 + 1
+    return odd.to(device=device, dtype=torch.int32)
