@@ -7,20 +7,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from roadmap.data import Batch, Batches
 from roadmap.engine import Stopped, fit, loop, resume
 from roadmap.engine.step import Outcome
 from roadmap.engine.watch import Reading
 
-from .worlds import Killed, kill_at, lines, summary, tiny
+from .worlds import Killed, kill_at, tiny
 
 
 def rates(folder: Path) -> list[float]:
