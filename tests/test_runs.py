@@ -142,7 +142,7 @@ def test_the_environment_tells_what_matters_and_nothing_private(
     assert found["command"] == ["roadmap", "train", "data.root=/given/by/the/user"]
     assert set(found) == {"started", "command", "python", "system", "packages", "gpus", "cuda", "cpu_threads", "commit"}
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {"roadmap", "torch", "timm", "numpy"} <= set(found["packages"])
+    assert {"roadmap-retrieval", "torch", "timm", "numpy"} <= set(found["packages"])
     assert "hunter2" not in text
     here = [str(Path.home()), str(Path.cwd()), sys.prefix, str(tmp_path), "/home/"]
     assert not [path for path in here if path != "/" and path in text]

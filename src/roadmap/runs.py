@@ -29,7 +29,17 @@ import torch
 from roadmap.atomic import replaced
 from roadmap.config.settings import Settings
 
-PACKAGES = ("roadmap", "torch", "torchvision", "timm", "triton", "lightning-fabric", "hydra-core", "numpy", "pillow")
+PACKAGES = (
+    "roadmap-retrieval",
+    "torch",
+    "torchvision",
+    "timm",
+    "triton",
+    "lightning-fabric",
+    "hydra-core",
+    "numpy",
+    "pillow",
+)
 
 
 class Run:
