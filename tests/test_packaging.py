@@ -72,7 +72,8 @@ def test_sdist_and_wheel_hold_every_file(built: Path) -> None:
     assert sum(name.endswith(".yaml") for name in wanted) > 20
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     assert wanted <= set(zipfile.ZipFile(wheel).namelist())
-    inside = {name.partition("/src/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/src/")[2] for name in archive.getnames()}
     assert wanted <= inside
 
 
