@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,36 @@ class LossRule:
     ap_weight: float = 1.0
     calibration_weight: float = 1.0
     include_self: bool = True
+
+    @property
+    def flat(self) -> FlatRule:
+        """The rule as the plain arguments that an operator takes; see `rule_of`."""
+        ranks, calibration = self.ranks, self.calibration
+        return (
+            *(("", 1.0, 0.0, 0.0) if ranks is None else (ranks.kind, ranks.tau, ranks.rho, ranks.delta)),
+            *(("", 0.0, 0.0) if calibration is None else (calibration.average, calibration.alpha, calibration.beta)),
+            self.ap_weight,
+            self.calibration_weight,
+            self.include_self,
+        )
+
+
+FlatRule = tuple[str, float, float, float, str, float, float, float, float, bool]
+FLAT_SCHEMA = (
+    "str ranks, float tau, float rho, float delta, str average, float alpha, float beta, "
+    "float ap_weight, float calibration_weight, bool include_self"
+)
+
+
+def rule_of(flat: FlatRule) -> LossRule:
+    kind, tau, rho, delta, average, alpha, beta, ap_weight, calibration_weight, include_self = flat
+    ranks = RankRule(cast(Literal["supap", "smoothap"], kind), tau, rho, delta) if kind else None
+    averaged = cast(Literal["violating", "all"], average)
+    calibration = CalibrationRule(alpha, beta, averaged) if average else None
+    return LossRule(ranks, calibration, ap_weight, calibration_weight, include_self)
+
+
+# A rank loss is sums over pairs and queries, and how many each is a sum of: these add up over rows, however the rows
+# are shared out. The terms of a loss are six numbers in this order: [0::2] are the sums, [1::2] the counts.
+AP_SUM, AP_COUNT, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT = range(6)
+TERMS = 6

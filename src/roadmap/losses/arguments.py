@@ -1,9 +1,9 @@
 """Checks of what the user passes, in one place, so that every loss refuses the same things in the same words.
 
 Shapes, types and devices are checked everywhere. Values (NaN, zero vectors, overlapping masks) are checked where
-looking at them is free: on the CPU, outside `torch.compile`. On a GPU reading a value back would stall the stream
-at every step, so there a zero or non-finite vector makes the loss NaN instead (`Comparison.poisoned`), which any
-training loop that looks at its loss will notice.
+looking at them is free: on the CPU, outside `torch.compile` and `torch.func`. On a GPU reading a value back would stall
+the stream at every step, so there a zero or non-finite vector makes the loss NaN instead (`Comparison.loss_or_nan`),
+which any training loop that looks at its loss will notice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from roadmap.kernels.directions import has_direction
+
 Average = Literal["violating", "all"]
 
 
 def values_are_free_to_read(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    watched = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not watched
 
 
 def check_number(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
@@ -92,7 +95,7 @@ def check_labels(name: str, labels: Tensor, of: str, x: Tensor) -> None:
 
 def check_norms(name: str, x: Tensor, norms: Tensor) -> None:
     """Name the first row that has no direction. Call only where `values_are_free_to_read`."""
-    usable = norms.isfinite() & (norms > 0)
+    usable = has_direction(norms)
     if bool(usable.all()):
         return
     row = int((~usable).nonzero()[0])
@@ -102,7 +105,8 @@ def check_norms(name: str, x: Tensor, norms: Tensor) -> None:
     elif float(norms[row]) == 0:
         what = "is a zero vector, which has no direction and so no cosine"
     else:
-        what = "has a norm that overflows"
+        long = not math.isfinite(norms[row])
+        what = "has a norm that overflows" if long else "is so short that its gradient overflows"
     bad = int((~usable).sum())
     raise ValueError(f"{name}[{row}] {what} ({bad} of {x.shape[0]} rows are unusable); look at what the model put out")
 

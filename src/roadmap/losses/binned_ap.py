@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_flag, check_scores
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import mean_ap_loss
 
 
@@ -34,7 +35,7 @@ def softbinap(scores: Tensor, positives: Tensor, negatives: Tensor, bins: int = 
 def _binned_ap_loss(scores: Tensor, positives: Tensor, negatives: Tensor, nodes: int) -> Tensor:
     """1 - mean binned AP over the queries with a positive; `nodes` evenly spaced from +1 down to -1."""
     check_scores(scores, positives, negatives)
-    wide = widened(scores)
+    wide = at_least_float32(scores)
     width = 2 / (nodes - 1)
     histograms = []
     for node in range(nodes):  # one (M, N) weight at a time: memory does not grow with the bins
@@ -75,9 +76,9 @@ class FastAP(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         positives = c.positives(include_self=self.include_self)
-        return c.poisoned(fastap(c.scores, positives, c.negatives, self.bins))
+        return c.loss_or_nan(fastap(c.scores, positives, c.negatives, self.bins))
 
 
 class SoftBinAP(nn.Module):
@@ -106,6 +107,6 @@ class SoftBinAP(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         positives = c.positives(include_self=self.include_self)
-        return c.poisoned(softbinap(c.scores, positives, c.negatives, self.bins))
+        return c.loss_or_nan(softbinap(c.scores, positives, c.negatives, self.bins))

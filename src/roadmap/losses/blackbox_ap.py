@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_number, check_scores
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import mean_ap_loss
 
 
@@ -36,7 +37,7 @@ def blackboxap(scores: Tensor, positives: Tensor, negatives: Tensor, lam: float 
     check_scores(scores, positives, negatives)
     check_number("lam", lam, above=0)
     check_number("margin", margin, at_least=0)
-    wide = widened(scores)
+    wide = at_least_float32(scores)
     shifted = wide + (margin / 2) * (negatives.to(wide.dtype) - positives.to(wide.dtype))
     loss: Tensor = _BlackboxAPLoss.apply(shifted, positives, negatives, lam)  # type: ignore[no-untyped-call]
     return loss
@@ -106,6 +107,6 @@ class BlackBoxAP(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         positives = c.positives(include_self=self.include_self)
-        return c.poisoned(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin))
+        return c.loss_or_nan(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin))

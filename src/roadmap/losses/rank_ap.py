@@ -19,8 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.kernels import LossRule, RankRule, ap_from_scores
+from roadmap.kernels.precision import at_least_float32
+from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_flag, check_number, check_scores
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.terms import Terms, ap_terms
 
 StepFunction = Callable[[Tensor], Tensor]
 
@@ -64,7 +67,7 @@ def average_precision(
     check_scores(scores, positives, negatives)
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    ap = plain_average_precision(widened(scores.detach()), positives, negatives, heaviside, heaviside)
+    ap = plain_average_precision(at_least_float32(scores.detach()), positives, negatives, heaviside, heaviside)
     ap = ap.masked_fill(~positives.any(1), math.nan)
     return ap.nanmean() if reduction == "mean" else ap
 
@@ -73,7 +76,9 @@ def smoothap(scores: Tensor, positives: Tensor, negatives: Tensor, tau: float = 
     """L_SmoothAP (Brown et al., ECCV 2020): both ranks counted with sigmoid(t / tau). Arguments as in `supap`."""
     check_scores(scores, positives, negatives)
     check_number("tau", tau, above=0)
-    return mean_ap_loss(ap_from_scores(widened(scores), positives, negatives, RankRule("smoothap", tau)), positives)
+    return mean_ap_loss(
+        ap_from_scores(at_least_float32(scores), positives, negatives, RankRule("smoothap", tau)), positives
+    )
 
 
 def supap(
@@ -99,7 +104,7 @@ def supap(
     check_scores(scores, positives, negatives)
     delta = _check_h_minus(tau, rho, delta)
     rule = RankRule("supap", tau, rho, delta)
-    return mean_ap_loss(ap_from_scores(widened(scores), positives, negatives, rule), positives)
+    return mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
 
 
 def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
@@ -113,9 +118,7 @@ def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
 
 def mean_ap_loss(ap: Tensor, positives: Tensor) -> Tensor:
     """1 - mean of AP_i, (M,), over the queries with a positive; 0 with zero gradients when there is none."""
-    counts = positives.any(1)
-    mean: Tensor = ((1 - ap) * counts).sum() / counts.sum().clamp(min=1)
-    return mean
+    return ap_terms(ap, positives).means[0]
 
 
 def plain_average_precision(
@@ -131,6 +134,16 @@ def plain_average_precision(
     rank_neg = torch.where(negatives[query], h_neg(t), zero).sum(1)
     precision = rank_pos / (rank_pos + rank_neg)
     return scores.new_zeros(len(scores)).index_add(0, query, precision) / positives.sum(1).clamp(min=1)
+
+
+def _ap_terms(c: Comparison, rule: LossRule) -> Terms:
+    found = c.terms(rule)
+    if found is not None:
+        return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
+    assert rule.ranks is not None
+    positives = c.positives(include_self=rule.include_self)
+    terms = ap_terms(ap_from_scores(c.scores, positives, c.negatives, rule.ranks), positives)
+    return Terms(c.loss_or_nan(terms.sums), terms.counts)
 
 
 class SmoothAP(nn.Module):
@@ -158,13 +171,23 @@ class SmoothAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        fused = c.fused_loss(LossRule(RankRule("smoothap", self.tau), None, include_self=self.include_self))
-        if fused is not None:
-            return fused
-        positives = c.positives(include_self=self.include_self)
-        return c.poisoned(smoothap(c.scores, positives, c.negatives, self.tau))
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
+        return _ap_terms(c, self.rule)
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        return terms.means[0]
+
+    @property
+    def rule(self) -> LossRule:
+        return LossRule(RankRule("smoothap", self.tau), None, include_self=self.include_self)
 
 
 class SupAP(nn.Module):
@@ -197,11 +220,21 @@ class SupAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        rule = RankRule("supap", self.tau, self.rho, self.delta)
-        fused = c.fused_loss(LossRule(rule, None, include_self=self.include_self))
-        if fused is not None:
-            return fused
-        positives = c.positives(include_self=self.include_self)
-        return c.poisoned(supap(c.scores, positives, c.negatives, self.tau, self.rho, self.delta))
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
+        return _ap_terms(c, self.rule)
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        return terms.means[0]
+
+    @property
+    def rule(self) -> LossRule:
+        ranks = RankRule("supap", self.tau, self.rho, self.delta)
+        return LossRule(ranks, None, include_self=self.include_self)
