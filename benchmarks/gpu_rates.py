@@ -10,7 +10,7 @@ from triton.testing import do_bench
 from roadmap.kernels.triton.launch import Arena
 from roadmap.kernels.triton.math import sigmoid
 from roadmap.kernels.triton.small import fill_scores
-from roadmap.kernels.triton.units import fill_units, unit_vectors
+from roadmap.kernels.triton.units import fill_units, room_for_units
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def measured_rates(size: int = 8192, dimensions: int = 512) -> dict[str, float]:
     """Operations per second, by name."""
     x = torch.randn(size, dimensions, device="cuda")
     half = x.half()
-    units = unit_vectors(Arena(x.device), *x.shape)
+    units = room_for_units(Arena(x.device), *x.shape)
     fill_units(units, x)
     scores = torch.empty(size, size, device="cuda")
     flops = 2 * size * size * dimensions

@@ -54,7 +54,9 @@ CONTRACTS: dict[str, Contract] = {
     ),
     "FastAP": Contract(lambda: FastAP(bins=7)),
     "SoftBinAP": Contract(lambda: SoftBinAP(bins=8)),
+    "FastAP with self": Contract(lambda: FastAP(bins=7, include_self=True)),
     "BlackBoxAP": Contract(BlackBoxAP),
+    "BlackBoxAP, perturbed at random": Contract(lambda: BlackBoxAP(perturbation="random"), drawn_at_random=True),
 }
 EXCUSES: dict[str, Contract] = {
     name: Contract(lambda name=name: RECIPES[name](CLASSES, DIMENSIONS), no_gallery=OWN_WEIGHTS)  # type: ignore[misc]

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from roadmap.losses import SupAP, average_precision, calibration, saturation_point, smoothap, supap
+from roadmap.losses import ROADMAP, SupAP, average_precision, calibration, saturation_point, smoothap, supap
 from roadmap.losses.rank_ap import h_minus
+from roadmap.metrics import DecomposabilityGap
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "maths.md").read_text(encoding="utf-8")
@@ -125,7 +126,7 @@ def eq_8(P: list[int], N: list[int], ends: list[int]) -> float:
 
 def eq_9(*batches: tuple[list[float], list[float]], alpha: float = 0.9, beta: float = 0.6) -> float:
     P, N = [len(p) for p, _ in batches], [len(n) for _, n in batches]
-    G = [sum(s > alpha for s in p) for p, _ in batches]
+    G = [sum(s >= alpha for s in p) for p, _ in batches]  # [alpha - s]+ is 0 at alpha: it is respected there
     E = [sum(s > beta for s in n) for _, n in batches]
     total = 0.0
     for b in range(len(batches)):
@@ -153,6 +154,18 @@ def test_eq_9_depends_on_the_order_of_the_batches() -> None:
     assert gap(low, high) == pytest.approx(1 / 6)
     assert eq_9(low, high) == 0  # no bound in this order
     assert eq_9(high, low) == pytest.approx(1 / 6)
+
+
+def test_eq_9_is_the_modules_on_both_thresholds_too() -> None:
+    """Scores of exactly alpha and beta respect their thresholds, here and there."""
+    batches = ([0.9, 0.6], [0.6, 0.3]), ([0.95, 0.9], [0.7]), ([0.9], [0.6])
+    scores = torch.tensor([s for p, n in batches for s in (*p, *n)], dtype=torch.float64)
+    relevant = torch.tensor([hit for p, n in batches for hit in [True] * len(p) + [False] * len(n)])
+    numbers = torch.tensor([b for b, (p, n) in enumerate(batches) for _ in (*p, *n)])
+    found = DecomposabilityGap(scores, relevant, numbers, alpha=0.9, beta=0.6)
+    assert found.threshold_counts.good_positives == (1, 2, 1)
+    assert found.threshold_counts.bad_negatives == (0, 1, 0)
+    assert eq_9(*batches) == pytest.approx(found.eq9, abs=1e-12)
 
 
 def test_eq_9_can_be_looser_than_eq_8() -> None:
@@ -209,6 +222,32 @@ def test_satisfied_negatives_dilute_the_printed_calibration() -> None:
     positives[0, 0] = True
     assert calibration(scores, positives, ~positives).item() == pytest.approx(0.1)
     assert calibration(scores, positives, ~positives, average="all").item() == pytest.approx(0.1 / 124)
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.AdamW])
+def test_half_the_loss_doubles_the_share_of_adams_weight_decay(optimiser: type[torch.optim.Optimizer]) -> None:
+    """Weights 0.5 + 0.5 against the released 1 + 1: half the decay gives the released steps; AdamW gives them as is."""
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+
+    def weights_after(factor: float, decay: float) -> Tensor:
+        layer = torch.nn.Linear(4, 3, bias=False, dtype=torch.float64)
+        pictures = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            layer.weight.copy_(torch.linspace(-0.2, 0.25, 12, dtype=torch.float64).reshape(3, 4))
+        # eps = 0: its 1e-8 beside the gradient is the one other thing that sees the size of the loss
+        steps = optimiser(layer.parameters(), lr=1e-2, weight_decay=decay, eps=0.0)  # type: ignore[call-arg]
+        for _ in range(5):
+            steps.zero_grad()
+            (factor * ROADMAP(lam=0.5)(layer(pictures), labels)).backward()
+            steps.step()
+        return layer.weight.detach()
+
+    released, ours = weights_after(2.0, 0.4), weights_after(1.0, 0.4)
+    if optimiser is torch.optim.Adam:
+        torch.testing.assert_close(weights_after(1.0, 0.2), released, rtol=0, atol=1e-12)
+        assert (ours - released).abs().max() > 1e-4
+    else:
+        torch.testing.assert_close(ours, released, rtol=0, atol=1e-12)
 
 
 def test_the_query_among_its_positives_counts_as_a_perfect_one() -> None:

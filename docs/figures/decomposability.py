@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from roadmap.metrics.decomposability import Calibration, DecomposabilityGap, eq9_bound, worst_gap
+from roadmap.metrics.decomposability import DecomposabilityGap, ThresholdCounts, eq9_bound, worst_gap
 
 POSITIVE, NEGATIVE = "#1b7837", "#c2a5cf"
 BATCHES, POSITIVES, NEGATIVES = 4, 4, 12
@@ -64,10 +64,10 @@ def perfect_scores(rng: np.random.Generator, calibrated: float) -> torch.Tensor:
             return torch.tensor(np.concatenate([positives, negatives]))
 
 
-def worst_eq9(calibration: Calibration) -> float:
-    columns = list(vars(calibration).values())
+def worst_eq9(counts: ThresholdCounts) -> float:
+    columns = list(vars(counts).values())
     return max(
-        eq9_bound(Calibration(*(tuple(column[b] for b in order) for column in columns)))
+        eq9_bound(ThresholdCounts(*(tuple(column[b] for b in order) for column in columns)))
         for order in permutations(range(BATCHES))
     )
 
@@ -86,7 +86,7 @@ def draw_calibration(axes: Axes) -> None:
             for _ in range(60)
         ]
         curves["Eq 8"].append(float(np.mean([gap.eq8 for gap in some])))
-        curves["Eq 9, worst order"].append(float(np.mean([worst_eq9(gap.calibration) for gap in some])))
+        curves["Eq 9, worst order"].append(float(np.mean([worst_eq9(gap.threshold_counts) for gap in some])))
         curves["calibrated worst gap"].append(float(np.mean([gap.calibrated_worst for gap in some])))
         curves["measured"].append(float(np.mean([gap.gap for gap in some])))
     for (name, values), style in zip(curves.items(), ("--", "-.", "-", "k-"), strict=True):

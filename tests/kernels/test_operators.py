@@ -72,7 +72,7 @@ def arguments(name: str, own: Tensor | None) -> tuple[Any, ...]:
         "rank_loss_backward": (
             torch.ones(6), torch.empty(0, dtype=torch.uint8), *compared, *RULE.flat, True, True, True
         ),
-        "ap_from_scores": (scores, same, ~same, "smoothap", 0.1, 0.0, 0.0, True),
+        "ap_from_scores": (scores, same, ~same, *RankRule("smoothap", 0.1).flat, True),
         "ap_from_scores_backward": (torch.ones(9), torch.ones(9, 9), scores.detach()),
         "cosine_scores": (x, None if own is None else vectors(7, 1)),
         "cosine_scores_backward": (torch.ones(9, 7), x.detach(), vectors(7, 1).detach(), True, False),

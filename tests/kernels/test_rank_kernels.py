@@ -34,6 +34,7 @@ Batch = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 LOSSES: dict[str, nn.Module] = {
     "SupAP": SupAP(),
     "SupAP without self": SupAP(tau=0.05, rho=3.0, delta=0.1, include_self=False),
+    "SupAP with other constants": SupAP(tau=0.05, rho=3.0, delta=0.1, start=0.2, offset=1.7),
     "SmoothAP": SmoothAP(),
     "SmoothAP without self": SmoothAP(tau=0.1, include_self=False),
     "Calibration": Calibration(),
@@ -60,7 +61,7 @@ def plain(loss: nn.Module, x: Tensor, labels: Tensor, ref: Tensor | None, ref_la
     if isinstance(loss, SmoothAP):
         step: Callable[[Tensor], Tensor] = lambda t: torch.sigmoid(t / loss.tau)  # noqa: E731
         return mean_ap_loss(plain_average_precision(scores, positives, ~same, step, step), positives)
-    upper: Callable[[Tensor], Tensor] = lambda t: h_minus(t, loss.tau, loss.rho, loss.delta)  # noqa: E731
+    upper: Callable[[Tensor], Tensor] = lambda t: h_minus(t, loss.tau, loss.rho, loss.delta, loss.start, loss.offset)  # noqa: E731
     return mean_ap_loss(plain_average_precision(scores, positives, ~same, heaviside, upper), positives)
 
 

@@ -141,6 +141,7 @@ BAD_SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], st
     (SoftBinAP, {"bins": 1}, ValueError, "bins must be >= 2, got 1"),
     (BlackBoxAP, {"lam": 0}, ValueError, "lam must be > 0, got 0"),
     (BlackBoxAP, {"margin": -0.1}, ValueError, "margin must be >= 0, got -0.1"),
+    (BlackBoxAP, {"perturbation": "gauss"}, ValueError, "perturbation must be 'fixed' or 'random', got 'gauss'"),
 ]
 
 
@@ -163,6 +164,7 @@ BAD_FUNCTION_SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (softbinap, {"bins": 1}, "bins must be >= 2"),
     (blackboxap, {"lam": 0}, "lam must be > 0"),
     (blackboxap, {"margin": -1}, "margin must be >= 0"),
+    (blackboxap, {"perturbation": None}, "perturbation must be 'fixed' or 'random', got None"),
     (average_precision, {"reduction": "sum"}, "reduction must be 'mean' or 'none', got 'sum'"),
 ]
 

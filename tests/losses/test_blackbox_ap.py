@@ -70,3 +70,39 @@ def test_a_scaled_loss_has_a_scaled_gradient() -> None:
     scaled = torch.autograd.grad(blackboxap(leaf, positives, negatives) * 65536, leaf)[0]
     assert plain.abs().max() > 0
     torch.testing.assert_close(scaled / 65536, plain)
+
+
+def test_random_perturbation_moves_each_score_by_its_own_half_normal() -> None:
+    """What was released: s - margin |z| (y - 1/2), z ~ N(0, 1) for every score; then as without a margin."""
+    scores, positives, negatives = score_table(4, queries=6, items=20)
+    leaf, moved = scores.clone().requires_grad_(), scores.clone()
+    torch.manual_seed(3)
+    value = blackboxap(leaf, positives, negatives, lam=0.7391, margin=0.1, perturbation="random")
+    value.backward()
+    torch.manual_seed(3)
+    sizes = torch.randn(6, 20, dtype=torch.float64).abs().tolist()
+    for i in range(6):
+        for j in range(20):
+            y = float(positives[i, j])
+            moved[i, j] -= 0.1 * sizes[i][j] * (y - 0.5)
+    expected, gradient = literal.blackboxap(
+        moved.tolist(), positives.tolist(), negatives.tolist(), lam=0.7391, margin=0
+    )
+    assert value.item() == pytest.approx(expected, abs=1e-12)
+    torch.testing.assert_close(leaf.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-9, atol=1e-10)
+
+
+def test_random_perturbation_follows_the_seed_and_the_margin() -> None:
+    table = score_table(4, queries=6, items=20)
+    loss = BlackBoxAP(margin=0.5, perturbation="random")
+
+    def value(seed: int, margin: float = 0.5) -> float:
+        torch.manual_seed(seed)
+        return blackboxap(*table, margin=margin, perturbation="random").item()
+
+    assert value(1) == value(1)
+    assert value(1) != value(2)
+    assert value(1, margin=0) == blackboxap(*table, margin=0).item()
+    x, y = torch.randn(8, 3), torch.arange(8) // 2
+    values = {loss(x, y).item() for _ in range(5)}
+    assert len(values) > 1  # another draw at every step

@@ -78,7 +78,7 @@ def lifted(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> float:
 
 
 def multi_similarity(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> float:
-    """Eqs. 5-6 (mining with 0.1) and Eq. 8 of Wang et al. 2019, with 2, 50 and 0.5."""
+    """Eqs. 5-6 (mining with 0.1) and Eq. 8 of Wang et al. 2019, with 2, 40 (released; 50 printed) and 0.5."""
     total = 0.0
     for i in range(len(s)):
         positives, negatives = literal.members(P[i]), literal.members(N[i])
@@ -86,7 +86,7 @@ def multi_similarity(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> flo
             hard_n = [j for j in negatives if s[i][j] + 0.1 > min(s[i][k] for k in positives)]
             hard_p = [k for k in positives if s[i][k] - 0.1 < max(s[i][j] for j in negatives)]
             total += math.log(1 + sum(math.exp(-2 * (s[i][k] - 0.5)) for k in hard_p)) / 2
-            total += math.log(1 + sum(math.exp(50 * (s[i][j] - 0.5)) for j in hard_n)) / 50
+            total += math.log(1 + sum(math.exp(40 * (s[i][j] - 0.5)) for j in hard_n)) / 40
     return total / len(s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise, permutations, product
 
 import numpy as np
@@ -11,16 +12,18 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import roadmap.metrics.decomposability as decomposability
+import roadmap.metrics.juxtaposition as juxtaposition
 from roadmap.metrics.decomposability import (
-    Calibration,
     DecomposabilityGap,
+    ThresholdCounts,
     calibrated_worst_gap,
+    calibrated_worst_gap_is_attained,
     eq8_bound,
     eq9_bound,
     gap_range,
     mean_decomposability_gap,
     worst_gap,
+    worst_gap_is_attained,
 )
 
 ROUNDING = 1e-12
@@ -65,9 +68,9 @@ def sizes(batches: list[Batch]) -> tuple[list[int], list[int]]:
     return [len(p) for p, _ in batches], [len(n) for _, n in batches]
 
 
-def orders_of(c: Calibration) -> Iterator[Calibration]:
+def orders_of(c: ThresholdCounts) -> Iterator[ThresholdCounts]:
     for order in permutations(range(len(c.good_positives))):
-        yield Calibration(*(tuple(column[b] for b in order) for column in vars(c).values()))
+        yield ThresholdCounts(*(tuple(column[b] for b in order) for column in vars(c).values()))
 
 
 # ---- Eq 6
@@ -145,16 +148,34 @@ def test_worst_gap_is_the_largest_over_all_rankings_of_the_whole(counts: list[tu
     assert worst_gap(*zip(*counts, strict=True)) == pytest.approx(literal, abs=ROUNDING)
 
 
+@contextmanager
+def states(most: int) -> Iterator[None]:
+    """With fewer sets of batches to look at."""
+    before, juxtaposition.STATES = juxtaposition.STATES, most
+    try:
+        yield
+    finally:
+        juxtaposition.STATES = before
+
+
+def test_neither_ratio_nor_size_decides_which_batch_comes_first() -> None:
+    # more negatives per positive first would be (10, 100), the lower gap; smaller first would be (1, 0), the lower gap
+    assert eq8_bound([10, 1], [100, 9]) < eq8_bound([1, 10], [9, 100]) == worst_gap([10, 1], [100, 9])
+    assert eq8_bound([1, 2], [0, 3]) < eq8_bound([2, 1], [3, 0]) == worst_gap([1, 2], [0, 3])
+    assert eq8_bound([10, 1], [100, 9]) == pytest.approx(0.082, abs=1e-3)
+    assert worst_gap([10, 1], [100, 9]) == pytest.approx(0.547, abs=1e-3)
+    assert (eq8_bound([1, 2], [0, 3]), worst_gap([1, 2], [0, 3])) == pytest.approx((0, 1 / 6))
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
 def test_the_relaxed_bound_is_never_below_the_worst_gap(counts: list[tuple[int, int]]) -> None:
     assume(sum(p for p, _ in counts) > 0)
     p, n = zip(*counts, strict=True)
     exact = worst_gap(p, n)
-    before, decomposability.STATES = decomposability.STATES, 0
-    try:
+    assert worst_gap_is_attained(p, n)
+    with states(0):
         relaxed = worst_gap(p, n)
-    finally:
-        decomposability.STATES = before
+        assert not worst_gap_is_attained(p, n)
     assert exact - ROUNDING <= relaxed < 1
     if len(set(counts)) == 1:  # alike: the sets nest, and the bound is the worst gap
         assert relaxed == pytest.approx(exact, abs=ROUNDING)
@@ -173,7 +194,7 @@ def test_a_thousand_batches_are_bounded() -> None:
 @given(perfect_batches)
 def test_eq_9_holds_in_the_worst_order(batches: list[Batch]) -> None:
     gap = gap_of(batches)
-    assert 0 <= gap.gap <= max(map(eq9_bound, orders_of(gap.calibration))) + ROUNDING
+    assert 0 <= gap.gap <= max(map(eq9_bound, orders_of(gap.threshold_counts))) + ROUNDING
 
 
 def test_eq_9_fails_in_a_given_order_even_for_batches_alike() -> None:
@@ -201,10 +222,10 @@ def test_calibrated_worst_gap_holds_and_is_never_above_eq_8_or_eq_9_as_they_hold
     bound = gap.calibrated_worst
     assert gap.gap <= bound + ROUNDING
     assert bound <= gap.worst + ROUNDING
-    assert bound <= max(map(eq9_bound, orders_of(gap.calibration))) + ROUNDING
+    assert bound <= max(map(eq9_bound, orders_of(gap.threshold_counts))) + ROUNDING
 
 
-def literal_calibrated_worst(c: Calibration) -> float:
+def literal_calibrated_worst(c: ThresholdCounts) -> float:
     """The largest gap over every choice of regions (above alpha, between, below beta) and every ranking in them."""
     items = [
         (b, positive, regions)
@@ -244,7 +265,7 @@ def literal_calibrated_worst(c: Calibration) -> float:
     ],
 )
 def test_calibrated_worst_gap_is_attained(counts: tuple[tuple[int, ...], ...]) -> None:
-    c = Calibration(*counts)
+    c = ThresholdCounts(*counts)
     assert calibrated_worst_gap(c) == pytest.approx(literal_calibrated_worst(c), abs=ROUNDING)
 
 
@@ -252,7 +273,39 @@ def test_calibrated_worst_gap_is_attained(counts: tuple[tuple[int, ...], ...]) -
 def test_calibrated_batches_have_no_gap(counts: list[tuple[int, int]]) -> None:
     p, n = zip(*counts, strict=True)
     assume(sum(p) > 0)
-    assert calibrated_worst_gap(Calibration(p, (0,) * len(p), n, (0,) * len(p))) == pytest.approx(0.0, abs=ROUNDING)
+    assert calibrated_worst_gap(ThresholdCounts(p, (0,) * len(p), n, (0,) * len(p))) == pytest.approx(0.0, abs=ROUNDING)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=1, max_size=5))
+def test_the_relaxed_calibrated_bound_is_between_the_exact_one_and_the_worst_gap(
+    batches: list[tuple[int, int, int, int]],
+) -> None:
+    counts = ThresholdCounts(*zip(*batches, strict=True))
+    p, n = [b[0] + b[1] for b in batches], [b[2] + b[3] for b in batches]
+    assume(sum(p) > 0)
+    assert calibrated_worst_gap_is_attained(counts)
+    exact = calibrated_worst_gap(counts)
+    with states(0):
+        assert not calibrated_worst_gap_is_attained(counts)
+        assert exact - ROUNDING <= calibrated_worst_gap(counts) <= worst_gap(p, n) + ROUNDING
+
+
+def test_a_relaxed_calibrated_bound_is_not_above_a_worst_gap_that_is_known() -> None:
+    """Two sizes make 6 sets of batches, three kinds of calibration 8: with 6 allowed only the first is exact."""
+    counts = ThresholdCounts((1, 1, 3), (0, 0, 0), (0, 1, 0), (1, 0, 7))
+    with states(6):
+        assert worst_gap_is_attained([1, 1, 3], [1, 1, 7])
+        assert not calibrated_worst_gap_is_attained(counts)
+        bound, worst = calibrated_worst_gap(counts), worst_gap([1, 1, 3], [1, 1, 7])
+    assert bound == worst  # the relaxed one alone is 0.367
+    assert calibrated_worst_gap(counts) <= bound + ROUNDING
+
+
+def test_the_gap_says_whether_its_bounds_are_attained() -> None:
+    gap = gap_of([([0.95], [0.7]), ([0.8, 0.7], [0.5])])
+    assert (gap.worst_is_attained, gap.calibrated_worst_is_attained) == (True, True)
+    with states(1):
+        assert (gap.worst_is_attained, gap.calibrated_worst_is_attained) == (False, False)
 
 
 # ---- any AP_b

@@ -318,6 +318,32 @@ def test_numpy_arrays_and_lists_are_taken() -> None:
     assert retrieval_metrics(vectors.numpy().astype(np.float64), labels.numpy())["queries"] == 20
 
 
+def test_string_labels_are_the_classes_they_name() -> None:
+    vectors, labels = labelled(seed=2, items=20, classes=4)
+    expected = retrieval_metrics(vectors, labels)
+    assert retrieval_metrics(vectors, [f"class {label}" for label in labels.tolist()]) == expected
+    assert retrieval_metrics(vectors, np.array([str(label) for label in labels.tolist()], object)) == expected
+    # numbered together: the gallery knows other classes than the queries
+    queries, gallery = ["b", "c"], ["a", "b", "c", "d"]
+    found = retrieval_metrics(torch.eye(4)[1:3], queries, torch.eye(4), np.array(gallery), ks=1)
+    assert found["R@1"] == 1.0
+    assert found["queries_without_positives"] == 0
+
+
+def test_a_single_k_is_taken() -> None:
+    vectors, labels = labelled(seed=2, items=20, classes=4)
+    for single in (10, np.int64(10)):
+        assert retrieval_metrics(vectors, labels, ks=single) == retrieval_metrics(vectors, labels, ks=(10,))
+
+
+def test_one_float64_side_makes_all_scores_float64() -> None:
+    # the two cosines differ by 2e-9: float32 cannot tell them apart, and a tie would count against the positive
+    query = torch.tensor([[1.0, 0.0]])
+    gallery = on_circle([0.6 + 2e-9, 0.6])
+    for q, g in ((query, gallery), (query.half(), gallery), (query.double(), gallery)):
+        assert retrieval_metrics(q, [1], g, [1, 0], ks=1)["R@1"] == 1.0
+
+
 def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     vectors, labels = labelled(seed=2, items=20, classes=4)
     retrieval_metrics(vectors, labels)
@@ -338,12 +364,27 @@ GOOD = torch.eye(3)
         ((GOOD.long(), [0, 0, 1]), TypeError, "queries must be floating-point"),
         ((GOOD[0], [0]), ValueError, r"queries must have shape \(N, D\)"),
         ((GOOD, [0, 1]), ValueError, r"query_labels must have shape \(3,\)"),
-        ((GOOD, [0.0, 1.0, 1.0]), TypeError, "query_labels must be integers, got torch.float"),
+        ((GOOD, [0.0, 1.0, 1.0]), TypeError, "query_labels must be integers or strings, got torch.float"),
+        ((GOOD, [0, "0", 1]), TypeError, "query_labels must be all integers or all strings, got int 0 among them"),
+        ((GOOD, [b"a", b"a", b"b"]), TypeError, "must be all integers or all strings, got bytes b'a' among them"),
+        ((GOOD, [None, "a", "a"]), TypeError, "must be all integers or all strings, got .*NoneType.* among them"),
+        ((GOOD, [["a"], ["a"], ["b"]]), ValueError, r"query_labels must have shape \(3,\).*got \(3, 1\)"),
+        (
+            (GOOD, ["a", "a", "b"], GOOD, [0, 0, 1]),
+            TypeError,
+            "query_labels are strings and gallery_labels are integers, which never match; give both as one kind",
+        ),
+        ((GOOD, [0, 0, 1], GOOD, ["0", "0", "1"]), TypeError, "are integers and gallery_labels are strings"),
         ((GOOD, [0, 0, 1], GOOD), ValueError, "gallery came without gallery_labels"),
         ((GOOD, [0, 0, 1], None, [0, 1, 2]), ValueError, "gallery_labels came without gallery"),
         ((GOOD, [0, 0, 1], torch.eye(4), [0] * 4), ValueError, "queries have 3 dimensions and the gallery 4"),
         ((GOOD, [0, 0, 1], None, None, (0,)), ValueError, "ks must be whole numbers"),
         ((GOOD, [0, 0, 1], None, None, (1.5,)), ValueError, "ks must be whole numbers"),
+        ((GOOD, [0, 0, 1], None, None, 0), ValueError, r"at least 1, such as 10 or \(1, 10\), got 0"),
+        ((GOOD, [0, 0, 1], None, None, 2.5), ValueError, "ks must be whole numbers.*got 2.5"),
+        ((GOOD, [0, 0, 1], None, None, True), ValueError, "ks must be whole numbers.*got True"),
+        ((GOOD, [0, 0, 1], None, None, "10"), ValueError, "ks must be whole numbers.*got '10'"),
+        ((GOOD, [0, 0, 1], None, None, None), ValueError, "ks must be whole numbers.*got None"),
     ],
 )
 def test_bad_vectors_and_labels_are_named(arguments: tuple[object, ...], error: type[Exception], message: str) -> None:

@@ -131,6 +131,34 @@ def test_vectors_give_the_numbers_of_their_ranking(dtype: torch.dtype) -> None:
         assert found[setting] == pytest.approx(expected[setting])
 
 
+@pytest.mark.parametrize("queries", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("database", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_mixed_float_types_are_ranked_in_the_wider_one(queries: torch.dtype, database: torch.dtype) -> None:
+    rng = np.random.default_rng(4)
+    d = torch.from_numpy(rng.standard_normal((40, 8))).to(database)
+    q = torch.from_numpy(rng.standard_normal((3, 8))).to(queries)
+    kinds = rng.integers(0, 6, (3, 40))
+    truth = GroundTruth(*(tuple(np.flatnonzero(row == kind) for row in kinds) for kind in range(3)))
+    found = revisited_metrics_of_vectors(q, d, truth)
+    assert found == revisited_metrics_of_vectors(q.double(), d.double(), truth)
+
+
+def test_a_float64_database_is_not_rounded_to_the_queries() -> None:
+    # cosines 0.6 and 0.6 + 2e-9: equal in float32, where the tie would put the negative first
+    s = torch.tensor([0.6 + 2e-9, 0.6], dtype=torch.float64)
+    database = torch.stack([s, (1 - s * s).sqrt()], dim=1)
+    found = revisited_metrics_of_vectors(torch.tensor([[1.0, 0.0]]), database, truth_of(([0], [], [])))
+    assert found["easy"]["mP@1"] == 1.0
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    truth = truth_of(([0], [], []))
+    with pytest.raises(ValueError, match="queries have 3 dimensions and the database 2; they must agree"):
+        revisited_metrics_of_vectors(torch.ones(1, 3), torch.eye(2), truth)
+    with pytest.raises(ValueError, match="queries are on cpu and the database on meta; move them to one device"):
+        revisited_metrics_of_vectors(torch.ones(1, 2), torch.eye(2, device="meta"), truth)
+
+
 def test_a_tied_negative_comes_before_the_positive_wherever_it_stands() -> None:
     database = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     for positive in (0, 1):

@@ -28,7 +28,7 @@ from roadmap.kernels.implementations import (
     loss_gradients,
 )
 from roadmap.kernels.paths import both_run_on_triton, is_small
-from roadmap.kernels.rules import FLAT_SCHEMA, TERMS, FlatRule, RankRule, rule_of
+from roadmap.kernels.rules import FLAT_SCHEMA, RANKS_SCHEMA, TERMS, FlatRule, RankRule, rule_of
 
 SECOND_DERIVATIVE = (
     "roadmap's fused losses have no second derivative: the ranks are counted by kernels with a hand-written "
@@ -44,9 +44,7 @@ _SCHEMAS = {
         f"(Tensor grad, Tensor state, {_COMPARED}, {FLAT_SCHEMA}, bool as_terms, bool for_queries, bool for_gallery)"
         " -> (Tensor, Tensor)"
     ),
-    "ap_from_scores": (
-        f"({_SCORED}, str kind, float tau, float rho, float delta, bool with_slope) -> (Tensor, Tensor)"
-    ),
+    "ap_from_scores": (f"({_SCORED}, {RANKS_SCHEMA}, bool with_slope) -> (Tensor, Tensor)"),
     "ap_from_scores_backward": "(Tensor grad, Tensor slope, Tensor scores) -> Tensor",
     "cosine_scores": "(Tensor queries, Tensor? gallery) -> Tensor",
     "cosine_scores_backward": (
@@ -81,10 +79,8 @@ def _rank_loss_backward(grad: Tensor, state: Tensor, *args: Any) -> tuple[Tensor
     return _pair(grad, loss_gradients(call, state, grad, (needs[0], needs[1])))
 
 
-def _ap_from_scores(
-    scores: Tensor, positives: Tensor, negatives: Tensor, kind: Any, tau: float, rho: float, delta: float, slope: bool
-) -> tuple[Tensor, Tensor]:
-    ap, found = ap_and_slope(scores, positives, negatives, RankRule(kind, tau, rho, delta), slope)
+def _ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    ap, found = ap_and_slope(scores, positives, negatives, RankRule(*args[:-1]), args[-1])
     return ap, scores.new_empty(0) if found is None else found
 
 
@@ -170,11 +166,12 @@ def _rank_loss_derivative(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, .
 def keep_ap(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1], inputs[0])
+    ctx.others = len(inputs) - 1
 
 
 def _ap_derivative(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
     kept = ctx.saved_tensors
-    return None if grad is None else torch.ops.roadmap.ap_from_scores_backward(grad, *kept), *(None,) * 7
+    return None if grad is None else torch.ops.roadmap.ap_from_scores_backward(grad, *kept), *(None,) * ctx.others
 
 
 def keep_cosines(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -28,7 +28,7 @@ def rank_loss(compared: Compared, rule: LossRule, as_terms: bool) -> Tensor:
 
 def ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
     ap: Tensor
-    plain = (rule.kind, rule.tau, rule.rho, rule.delta, True)
+    plain = (*rule.flat, True)
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         ap, _ = torch.ops.roadmap.ap_from_scores(scores, positives, negatives, *plain)
     else:
@@ -96,7 +96,7 @@ class _ApFromScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-        return _ApFromScoresBackward.apply(grad, *ctx.saved_tensors), *(None,) * 7  # type: ignore[no-untyped-call]
+        return _ApFromScoresBackward.apply(grad, *ctx.saved_tensors), *(None,) * ctx.others  # type: ignore[no-untyped-call]
 
 
 class _ApFromScoresBackward(torch.autograd.Function):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,17 @@ from roadmap.losses.arguments import check_flag, check_number, check_scores
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import mean_ap_loss
 
+Perturbation = Literal["fixed", "random"]
 
-def blackboxap(scores: Tensor, positives: Tensor, negatives: Tensor, lam: float = 4.0, margin: float = 0.02) -> Tensor:
+
+def blackboxap(
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    lam: float = 4.0,
+    margin: float = 0.02,
+    perturbation: Perturbation = "fixed",
+) -> Tensor:
     """L_BlackBoxAP: 1 - AP of the scores after positives were lowered and negatives raised by margin / 2.
 
     Ranks are divided by the length of the list, as the authors do, so that `lam` means the same at every batch
@@ -33,14 +42,24 @@ def blackboxap(scores: Tensor, positives: Tensor, negatives: Tensor, lam: float 
         negatives: (M, N) mask of N_i.
         lam: how far the scores are moved along the gradient before ranking again.
         margin: margin asked between positives and negatives; without one the loss vanishes once the order is right.
+        perturbation: "fixed": every score moves by margin / 2. "random", as the authors' released code: each by
+            margin / 2 times |z|, z ~ N(0, 1) drawn anew for every score and call from torch's generator.
     """
     check_scores(scores, positives, negatives)
     check_number("lam", lam, above=0)
     check_number("margin", margin, at_least=0)
+    check_perturbation(perturbation)
     wide = at_least_float32(scores)
-    shifted = wide + (margin / 2) * (negatives.to(wide.dtype) - positives.to(wide.dtype))
+    # drawn without regard to the masks, which would show in later draws
+    sizes = margin / 2 * torch.randn_like(wide).abs() if perturbation == "random" else margin / 2
+    shifted = wide + sizes * (negatives.to(wide.dtype) - positives.to(wide.dtype))
     loss: Tensor = _BlackboxAPLoss.apply(shifted, positives, negatives, lam)  # type: ignore[no-untyped-call]
     return loss
+
+
+def check_perturbation(perturbation: str) -> None:
+    if perturbation not in get_args(Perturbation):
+        raise ValueError(f"perturbation must be 'fixed' or 'random', got {perturbation!r}")
 
 
 def _normalised_ranks(scores: Tensor, ranked: Tensor, listed: Tensor) -> Tensor:
@@ -85,19 +104,31 @@ class BlackBoxAP(nn.Module):
         lam: interpolation parameter of the blackbox ranker.
         margin: margin asked between positives and negatives.
         include_self: whether, in the in-batch call, the query is one of its own positives.
+        perturbation: "fixed", or "random" as the authors' released code; see `blackboxap`.
     """
 
-    def __init__(self, lam: float = 4.0, margin: float = 0.02, include_self: bool = True) -> None:
+    def __init__(
+        self,
+        lam: float = 4.0,
+        margin: float = 0.02,
+        include_self: bool = True,
+        perturbation: Perturbation = "fixed",
+    ) -> None:
         super().__init__()
         check_number("lam", lam, above=0)
         check_number("margin", margin, at_least=0)
         check_flag("include_self", include_self)
+        check_perturbation(perturbation)
         self.lam = lam
         self.margin = margin
         self.include_self = include_self
+        self.perturbation: Perturbation = perturbation
 
     def extra_repr(self) -> str:
-        return f"lam={self.lam}, margin={self.margin}, include_self={self.include_self}"
+        return (
+            f"lam={self.lam}, margin={self.margin}, include_self={self.include_self}, "
+            f"perturbation={self.perturbation!r}"
+        )
 
     def forward(
         self,
@@ -106,7 +137,8 @@ class BlackBoxAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
         positives = c.positives(include_self=self.include_self)
-        return c.loss_or_nan(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin))
+        return c.loss_or_nan(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin, self.perturbation))

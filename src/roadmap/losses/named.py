@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP
 from roadmap.losses.blackbox_ap import BlackBoxAP
-from roadmap.losses.calibration import Calibration
 from roadmap.losses.rank_ap import SmoothAP, SupAP
 from roadmap.losses.roadmap import ROADMAP
+from roadmap.losses.thresholds import Calibration
+from roadmap.names import did_you_mean
 
 OWN: dict[str, Callable[..., nn.Module]] = {
     "roadmap": ROADMAP,
@@ -57,7 +57,7 @@ def named_loss(name: str, **options: Any) -> nn.Module:
     for option in options:
         if option not in parameters:
             raise ValueError(
-                f"the loss {name} has no option {option!r}{_nearest(option, parameters)} "
+                f"the loss {name} has no option {option!r}{did_you_mean(option, parameters)} "
                 f"It takes: {', '.join(parameters)}"
             )
     missing = [needed for needed in required_options(name) if options.get(needed) is None]
@@ -72,7 +72,7 @@ def constructor(name: str) -> Callable[..., nn.Module]:
     if name in OWN:
         return OWN[name]
     if name not in BORROWED:
-        raise ValueError(f"unknown loss {name!r}{_nearest(name, NAMES)} Known: {', '.join(NAMES)}")
+        raise ValueError(f"unknown loss {name!r}{did_you_mean(name, NAMES)} Known: {', '.join(NAMES)}")
     from roadmap.losses.pml import RECIPES
 
     return RECIPES[name]
@@ -86,8 +86,3 @@ def constructor_parameters(name: str) -> dict[str, inspect.Parameter]:
 def required_options(name: str) -> tuple[str, ...]:
     """The options without a default: `num_classes` and `embedding_size` of a loss that has weights per class."""
     return tuple(n for n, p in constructor_parameters(name).items() if p.default is inspect.Parameter.empty)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f", did you mean {near[0]!r}?" if near else "."

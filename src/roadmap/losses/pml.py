@@ -1,5 +1,5 @@
-"""Any pytorch-metric-learning loss, with or without a miner, behind the call of our own losses; and the recipes of
-the baselines outside the AP family, each with the settings of its paper.
+"""The baselines outside the AP family, each with the settings of its paper or, where they differ, its released code,
+behind the call of our own losses; and `PMLLoss`, our own losses for that library's wrappers.
 
 >>> import torch
 >>> loss = multi_similarity()
@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import check_count, check_number, values_are_free_to_read
+from roadmap.losses.arguments import check_count, check_number
 from roadmap.losses.baseline_parts import LinearClassifier, PairSumPerQuery, koleo, pairs_of_complete_queries
-from roadmap.losses.comparison import Comparison
+from roadmap.losses.metric_learning import MetricLearning, check_module
 
 try:
     from pytorch_metric_learning import distances, losses, miners
@@ -26,121 +24,65 @@ except ImportError as missing:
         "roadmap.losses.pml needs pytorch-metric-learning; install it with `pip install roadmap[pml]`"
     ) from missing
 
-Miner = Callable[..., Sequence[Tensor]]
+__all__ = ["RECIPES", "MetricLearning", "PMLLoss"]
 
 
-class MetricLearning(nn.Module):
-    """A loss of pytorch-metric-learning, called as ours are: same arguments, same checks, float32 or better.
+class PMLLoss(losses.BaseMetricLossFunction):  # type: ignore[misc]
+    """One of our losses as a loss of pytorch-metric-learning, for that library's own wrappers, which ask for one:
+    `CrossBatchMemory`, `DistributedLossWrapper`, `SelfSupervisedLoss`, `MultipleLosses`, and its trainers.
 
-    What a query without positives costs is the wrapped loss's own matter (a contrastive loss still pushes its
-    negatives away); where it has nothing to compare, the result is 0 with zero gradients, for the embeddings and for
-    the loss's own parameters, so that no rank of a multi-GPU run waits for another. Give those parameters to an
-    optimiser: `loss.parameters()`. A float64 batch turns them into float64, which is what the library does.
+    Its values and gradients are those of the loss it holds. `CrossBatchMemory` and an efficient
+    `DistributedLossWrapper` choose the pairs themselves and leave the query out of them, whatever `include_self` says.
 
     Args:
-        loss: a loss such as `pytorch_metric_learning.losses.TripletMarginLoss()`.
-        miner: chooses the pairs or triplets, such as `pytorch_metric_learning.miners.MultiSimilarityMiner()`; any
-            callable (embeddings, labels, ref_emb, ref_labels) -> indices will do.
-        num_classes: for a loss with class proxies: labels must lie in [0, num_classes).
-        embedding_size: for a loss with class proxies: the dimension of the embeddings.
+        loss: a loss such as `roadmap.losses.ROADMAP()`.
+        options: the library's own, such as `embedding_regularizer`; a reducer gets one number, already reduced.
+
+    >>> import torch
+    >>> from pytorch_metric_learning.losses import CrossBatchMemory
+    >>> from roadmap.losses import ROADMAP
+    >>> memory = CrossBatchMemory(PMLLoss(ROADMAP()), embedding_size=16, memory_size=64)
+    >>> memory(torch.randn(8, 16, requires_grad=True), torch.arange(8) // 2).backward()
     """
 
-    def __init__(
-        self,
-        loss: nn.Module,
-        miner: Miner | None = None,
-        num_classes: int | None = None,
-        embedding_size: int | None = None,
-    ) -> None:
-        super().__init__()
-        for name, part in (("loss", loss), ("miner", miner)):
-            if isinstance(part, type):
-                raise TypeError(f"{name} must be an instance, got the class {part.__name__}; use {part.__name__}(...)")
-        if not isinstance(loss, nn.Module):
-            raise TypeError(f"loss must be an nn.Module, got {type(loss).__name__}")
-        if miner is not None and not callable(miner):
-            raise TypeError(f"miner must be callable, got {type(miner).__name__}")
-        if num_classes is not None:
-            check_count("num_classes", num_classes, at_least=1)
-        if embedding_size is not None:
-            check_count("embedding_size", embedding_size, at_least=1)
+    def __init__(self, loss: nn.Module, **options: Any) -> None:
+        check_module("loss", loss)
+        super().__init__(**options)
         self.loss = loss
-        self.miner = miner
-        self.num_classes = num_classes
-        self.embedding_size = embedding_size
 
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        if indices_tuple is not None and self.miner is not None:
-            raise ValueError("indices_tuple was given, but this loss has a miner of its own; leave one of them out")
-        if self.embedding_size not in (None, embeddings.shape[1]):
-            raise ValueError(
-                f"embeddings have {embeddings.shape[1]} dimensions but the loss was made with "
-                f"embedding_size={self.embedding_size}"
-            )
-        labels, zero = self._class_labels(labels)
-        # Every input and parameter gets a gradient, if only zero.
-        reached = [x for x in (embeddings, ref_emb, *self.loss.parameters()) if x is not None and x.is_floating_point()]
-        zero = zero + sum((at_least_float32(x) * 0).sum() for x in reached)
-        if len(c.query_labels) == 0 or len(c.gallery_labels) == 0:
-            return c.loss_or_nan(zero)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            value = self._called(at_least_float32(embeddings), labels, indices_tuple, ref_emb, ref_labels)
-        return c.loss_or_nan(value + zero)
+    ) -> Any:
+        """As the library's, which would make a gallery of the batch before the loss can tell one from the other."""
+        self.reset_stats()
+        # some of its wrappers number the items on the CPU
+        labels, ref_labels = (
+            some.to(embeddings.device) if isinstance(some, Tensor) else some for some in (labels, ref_labels)
+        )
+        parts = self.compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        self.add_embedding_regularization_to_loss_dict(parts, embeddings)
+        return self.reducer(parts, embeddings, labels)
 
-    # The library's control flow hangs on values (which pairs exist, which violate), which no compiler follows.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _called(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-    ) -> Tensor:
-        gallery: dict[str, Tensor] = {}
-        if ref_emb is not None and ref_labels is not None:
-            wider = torch.promote_types(embeddings.dtype, ref_emb.dtype)
-            embeddings = embeddings.to(wider)
-            # New tensor objects: the library takes a gallery that *is* the batch for the in-batch call.
-            gallery = {"ref_emb": ref_emb.to(wider).view_as(ref_emb), "ref_labels": ref_labels.clone()}
-        if self.miner is not None:
-            indices_tuple = self.miner(embeddings, labels, **gallery)
-        try:
-            value: Any = self.loss(embeddings, labels, indices_tuple, **gallery)
-        except ValueError as refusal:
-            if gallery and "ref_emb is not supported" in str(refusal):
-                raise ValueError(
-                    f"{type(self.loss).__name__} compares embeddings with its own class weights, or only within the "
-                    "batch, and takes no gallery; leave out ref_emb and ref_labels"
-                ) from refusal
-            raise
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{type(self.loss).__name__} must return one number, got {came}; give it another reducer")
-        return value.reshape(())
+    def compute_loss(self, embeddings: Any, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any) -> Any:
+        value = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
 
-    def _class_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The labels, and 0, or NaN where a label has no class and looking at it would stall a GPU."""
-        zero = torch.zeros((), device=labels.device)
-        if self.num_classes is None:
-            return labels, zero
-        unknown = (labels < 0) | (labels >= self.num_classes)
-        if values_are_free_to_read(labels):
-            if bool(unknown.any()):
-                raise ValueError(
-                    f"labels must lie in [0, {self.num_classes}), the classes this loss has weights for, got "
-                    f"{int(labels[unknown][0])}; number the training classes from 0 and pass num_classes"
-                )
-            return labels, zero
-        return labels.clamp(0, self.num_classes - 1), zero.masked_fill(unknown.any(), torch.nan)
+
+def _admit(wrapper: Any) -> None:
+    """Adds `PMLLoss` to the losses that a wrapper of the library takes: it asks for the name of the class, from a list
+    of its own, and not for what the class is."""
+    known = wrapper.supported_losses()
+    if PMLLoss.__name__ not in known:
+        wrapper.supported_losses = staticmethod(lambda: [*known, PMLLoss.__name__])
+
+
+for _wrapper in (losses.CrossBatchMemory, losses.SelfSupervisedLoss):
+    _admit(_wrapper)
 
 
 def contrastive_xbm(neg_margin: float = 0.5) -> MetricLearning:
@@ -209,8 +151,9 @@ def lifted_structure(margin: float = 1.0) -> MetricLearning:
     return MetricLearning(losses.GeneralizedLiftedStructureLoss(neg_margin=margin), pairs_of_complete_queries)
 
 
-def multi_similarity(alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1) -> MetricLearning:
-    """Multi-similarity (Wang et al., CVPR 2019) with its miner; the settings its authors released."""
+def multi_similarity(alpha: float = 2.0, beta: float = 40.0, base: float = 0.5, epsilon: float = 0.1) -> MetricLearning:
+    """Multi-similarity (Wang et al., CVPR 2019) with its miner; the settings its authors released (their paper says
+    beta = 50)."""
     check_number("alpha", alpha, above=0)
     check_number("beta", beta, above=0)
     check_number("base", base)

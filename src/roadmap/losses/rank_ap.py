@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,34 +41,18 @@ def heaviside(t: Tensor) -> Tensor:
     return (t >= 0).to(t.dtype)
 
 
-def h_minus(t: Tensor, tau: float, rho: float, delta: float) -> Tensor:
+def h_minus(t: Tensor, tau: float, rho: float, delta: float, start: float = 0.5, offset: float | None = None) -> Tensor:
     """H⁻ of Eq. (4), an upper bound of H.
 
     The paper gives t = 0 to the first two branches; only the second, H⁻(0) = 1, keeps the bound at a tie.
-    """
-    smooth = torch.sigmoid(t / tau)
-    linear = rho * (t - delta) + (1 / (1 + math.exp(-delta / tau)) + 0.5)
-    return torch.where(t > delta, linear, torch.where(t >= 0, smooth + 0.5, smooth))
-
-
-def average_precision(
-    scores: Tensor, positives: Tensor, negatives: Tensor, reduction: Literal["mean", "none"] = "mean"
-) -> Tensor:
-    """Exact AP, Eqs. (1) and (3): ties count against the positive. No gradient.
 
     Args:
-        scores: (M, N), higher is nearer.
-        positives: (M, N) mask of P_i.
-        negatives: (M, N) mask of N_i; an item in neither is ignored.
-        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where
-            P_i is empty.
+        start: what is added to the sigmoid from t = 0 on; the bound needs 1/2.
+        offset: where the linear part begins; None, as in the paper: where the sigmoid part ends.
     """
-    check_scores(scores, positives, negatives)
-    if reduction not in ("mean", "none"):
-        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    ap = plain_average_precision(at_least_float32(scores.detach()), positives, negatives, heaviside, heaviside)
-    ap = ap.masked_fill(~positives.any(1), math.nan)
-    return ap.nanmean() if reduction == "mean" else ap
+    smooth = torch.sigmoid(t / tau)
+    top = 1 / (1 + math.exp(-delta / tau)) + start if offset is None else offset
+    return torch.where(t > delta, rho * (t - delta) + top, torch.where(t >= 0, smooth + start, smooth))
 
 
 def smoothap(scores: Tensor, positives: Tensor, negatives: Tensor, tau: float = 0.01) -> Tensor:
@@ -88,6 +71,8 @@ def supap(
     tau: float = 0.01,
     rho: float = 100.0,
     delta: float | None = None,
+    start: float = 0.5,
+    offset: float | None = None,
 ) -> Tensor:
     """L_SupAP, Eq. (5): a smooth upper bound of the AP loss, as a scalar with a gradient.
 
@@ -98,18 +83,23 @@ def supap(
         tau: temperature of the sigmoid part of H⁻.
         rho: slope of its linear part.
         delta: where the linear part begins; None takes `saturation_point(tau)`.
+        start, offset: constants of H⁻ that the released code has otherwise; see `SupAP`.
 
     A query without positives does not count; if none counts the loss is 0 with zero gradients.
     """
     check_scores(scores, positives, negatives)
-    delta = _check_h_minus(tau, rho, delta)
-    rule = RankRule("supap", tau, rho, delta)
+    delta = _check_h_minus(tau, rho, delta, start, offset)
+    rule = RankRule("supap", tau, rho, delta, start, offset)
     return mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
 
 
-def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
+def _check_h_minus(tau: float, rho: float, delta: float | None, start: float, offset: float | None) -> float:
+    """The delta that is meant."""
     check_number("tau", tau, above=0)
     check_number("rho", rho, at_least=0)
+    check_number("start", start, at_least=0)
+    if offset is not None:
+        check_number("offset", offset, at_least=0)
     if delta is None:
         return saturation_point(tau)
     check_number("delta", delta, at_least=0)
@@ -198,20 +188,34 @@ class SupAP(nn.Module):
         rho: slope of the linear part of H⁻.
         delta: where the linear part begins; None takes tau ln((1 - 1e-2) / 1e-2), 0.046 for tau = 0.01.
         include_self: whether, in the in-batch call, the query is one of its own positives (the paper's Q ⊆ Ω).
+        start: what H⁻ adds to the sigmoid for 0 <= t <= delta: 1/2 in Eq. (4), 0 in the released iNaturalist settings.
+        offset: where the linear part of H⁻ begins; None, as in Eq. (4), takes sigmoid(delta / tau) + start, 1.49 at the
+            defaults. Released: 1.44, and 1.0 for iNaturalist, with delta = 0.05.
+
+    The loss is an upper bound of the AP loss if start >= 1/2 and offset >= 1; a tie takes H⁻(0) = 1/2 + start.
     """
 
     def __init__(
-        self, tau: float = 0.01, rho: float = 100.0, delta: float | None = None, include_self: bool = True
+        self,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = None,
+        include_self: bool = True,
+        start: float = 0.5,
+        offset: float | None = None,
     ) -> None:
         super().__init__()
-        self.delta = _check_h_minus(tau, rho, delta)
+        self.delta = _check_h_minus(tau, rho, delta, start, offset)
         check_flag("include_self", include_self)
         self.tau = tau
         self.rho = rho
         self.include_self = include_self
+        self.start = start
+        self.offset = offset
 
     def extra_repr(self) -> str:
-        return f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
+        said = f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
+        return said + f", start={self.start}, offset={self.offset}"
 
     def forward(
         self,
@@ -236,5 +240,5 @@ class SupAP(nn.Module):
 
     @property
     def rule(self) -> LossRule:
-        ranks = RankRule("supap", self.tau, self.rho, self.delta)
+        ranks = RankRule("supap", self.tau, self.rho, self.delta, self.start, self.offset)
         return LossRule(ranks, None, include_self=self.include_self)

@@ -9,18 +9,19 @@ from torch import Tensor, nn
 from roadmap.kernels import LossRule
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import Average, check_number
-from roadmap.losses.calibration import Calibration
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.terms import Terms
+from roadmap.losses.thresholds import Calibration
 
 
 class ROADMAP(nn.Module):
     """L_ROADMAP = (1 - lam) L_SupAP + lam L_calibr., Eq. (2).
 
     Args:
-        lam: weight of the calibration, in [0, 1].
-        tau, rho, delta, include_self: see `SupAP`.
+        lam: weight of the calibration, in [0, 1]. The released code adds the two 1 + 1; twice the loss is the same
+            step under Adam, but for the weight decay, which then counts half as much (docs/maths.md).
+        tau, rho, delta, include_self, start, offset: see `SupAP`.
         alpha, beta, average: see `Calibration`.
 
     >>> import torch
@@ -39,13 +40,15 @@ class ROADMAP(nn.Module):
         beta: float = 0.6,
         average: Average = "violating",
         include_self: bool = True,
+        start: float = 0.5,
+        offset: float | None = None,
     ) -> None:
         super().__init__()
         check_number("lam", lam, at_least=0)
         if lam > 1:
             raise ValueError(f"lam must be <= 1: the loss is (1 - lam) SupAP + lam calibration, got {lam}")
         self.lam = lam
-        self.supap = SupAP(tau, rho, delta, include_self)
+        self.supap = SupAP(tau, rho, delta, include_self, start, offset)
         self.calibration = Calibration(alpha, beta, average)
 
     def extra_repr(self) -> str:

@@ -6,14 +6,20 @@ All tensors are (n, P): n queries, their positives from the highest score down, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from roadmap.metrics.scores import check_scores
 from roadmap.metrics.vectors import fixed_order_sum
 
 Ties = Literal["pessimistic", "mean"]
+
+
+def check_ties(ties: str) -> None:
+    if ties not in get_args(Ties):
+        raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
 
 
 class PositiveCounts(NamedTuple):
@@ -48,23 +54,36 @@ def counts_of_scores(scores: Tensor, positives: Tensor, negatives: Tensor) -> Po
 
 
 def average_precision(
-    scores: Tensor, positives: Tensor, negatives: Tensor | None = None, ties: Ties = "pessimistic"
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor | None = None,
+    *,
+    reduction: Literal["mean", "none"] = "mean",
+    ties: Ties = "pessimistic",
 ) -> Tensor:
-    """AP of Eq 1 of each row of scores, (n,) float64; NaN for a row without positives.
+    """Exact AP, Eqs. (1) and (3), in float64. No gradient.
 
     Args:
-        scores: (n, N), higher is nearer.
-        positives: (n, N) bool.
-        negatives: (n, N) bool; None: all that are not positive.
-        ties: "pessimistic": H(0) = 1 as in Eq 1; "mean": the expectation over all orders of equal scores.
+        scores: (M, N), finite, higher is nearer.
+        positives: (M, N) mask of P_i.
+        negatives: (M, N) mask of N_i; an item in neither is not in the ranking. None: all that are not positive.
+        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where
+            P_i is empty.
+        ties: "pessimistic": H(0) = 1 as in Eq. (3), a tie counts against the positive; "mean": the expectation over
+            all orders of equal scores.
     """
-    if scores.ndim != 2 or positives.shape != scores.shape:
-        raise ValueError(
-            f"scores and positives must both be (n, N), got {tuple(scores.shape)} and {tuple(positives.shape)}"
-        )
-    return average_precision_of(
-        counts_of_scores(scores, positives, ~positives if negatives is None else negatives), ties
-    )
+    check_ties(ties)
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
+    if negatives is None:
+        negatives = ~positives if isinstance(positives, Tensor) and positives.dtype == torch.bool else positives
+    check_scores(scores, positives, negatives)
+    ap = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
+    if bool(positives.any()):
+        # widened: ties stay ties, and no search among half-precision numbers exists on a CPU
+        wide = scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
+        ap = average_precision_of(counts_of_scores(wide, positives, negatives), ties)
+    return ap.nanmean() if reduction == "mean" else ap
 
 
 def query_values(counts: PositiveCounts, ks: Sequence[int], ties: Ties) -> dict[str, Tensor]:

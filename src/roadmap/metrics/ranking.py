@@ -7,9 +7,9 @@ few positives of a query, and no (M, N) matrix exists. See docs/metrics.md for d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args, overload
+from typing import Literal, overload
 
 import torch
 from numpy.typing import ArrayLike
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from roadmap.kernels.counts import counts_at_least, implementation, pair_scores
 from roadmap.kernels.tiled_counts import working_bytes
-from roadmap.metrics.counted import PositiveCounts, Ties, query_values
+from roadmap.metrics.counted import PositiveCounts, Ties, check_ties, query_values
+from roadmap.metrics.labels import Labels, class_numbers
 from roadmap.metrics.relevance import Ignored, Relevance, exclusions, relevance
-from roadmap.metrics.vectors import Vectors, class_labels, unit_vectors
+from roadmap.metrics.vectors import Vectors, unit_queries_and_gallery, unit_vectors
 
 # Bytes that the tables of one chunk of queries take for each of their places (measured: about 120).
 CELL_BYTES = 160
@@ -29,10 +30,10 @@ QUERIES_AT_ONCE = 65_536
 @overload
 def retrieval_metrics(
     queries: Vectors,
-    query_labels: Tensor | ArrayLike,
+    query_labels: Labels,
     gallery: Vectors | None = ...,
-    gallery_labels: Tensor | ArrayLike | None = ...,
-    ks: Sequence[int] = ...,
+    gallery_labels: Labels | None = ...,
+    ks: int | Sequence[int] = ...,
     *,
     query_index: Tensor | ArrayLike | None = ...,
     ignore: Ignored | None = ...,
@@ -46,10 +47,10 @@ def retrieval_metrics(
 @overload
 def retrieval_metrics(
     queries: Vectors,
-    query_labels: Tensor | ArrayLike,
+    query_labels: Labels,
     gallery: Vectors | None = ...,
-    gallery_labels: Tensor | ArrayLike | None = ...,
-    ks: Sequence[int] = ...,
+    gallery_labels: Labels | None = ...,
+    ks: int | Sequence[int] = ...,
     *,
     query_index: Tensor | ArrayLike | None = ...,
     ignore: Ignored | None = ...,
@@ -63,10 +64,10 @@ def retrieval_metrics(
 @torch.no_grad()
 def retrieval_metrics(
     queries: Vectors,
-    query_labels: Tensor | ArrayLike,
+    query_labels: Labels,
     gallery: Vectors | None = None,
-    gallery_labels: Tensor | ArrayLike | None = None,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    gallery_labels: Labels | None = None,
+    ks: int | Sequence[int] = (1, 2, 4, 8),
     *,
     query_index: Tensor | ArrayLike | None = None,
     ignore: Ignored | None = None,
@@ -81,10 +82,10 @@ def retrieval_metrics(
 
     Args:
         queries: (M, D) vectors of any float type, normalised here.
-        query_labels: (M,) integers.
+        query_labels: (M,) integers or strings.
         gallery: (N, D) vectors; None: the queries are the gallery and each leaves its own ranking, by index.
-        gallery_labels: (N,) integers; the positives of a query are the gallery items with its label.
-        ks: the k of Recall@k; one larger than the gallery counts the whole gallery.
+        gallery_labels: (N,) of the same kind; the positives of a query are the gallery items with its label.
+        ks: the k of Recall@k, one or several; one larger than the gallery counts the whole gallery.
         query_index: (M,) the gallery index of the item that is the query itself, to leave its ranking; -1: none.
         ignore: for each query the gallery indices that leave its ranking (junk): neither positive nor negative.
         ties: "pessimistic": equal scores count against the query (Eq 1's H(0) = 1); "mean": the expectation over all
@@ -98,10 +99,9 @@ def retrieval_metrics(
         the n queries without positives do not enter the means, which are NaN when no query has any.
         With `per_query`, a pair: that dict, and the values of each query.
     """
-    if ties not in get_args(Ties):
-        raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")
-    ks = _checked_ks(ks)
-    q, g, wanted = _ranked(queries, query_labels, gallery, gallery_labels, query_index, ignore)
+    check_ties(ties)
+    ks = _whole_numbers(ks)
+    q, g, wanted = _vectors_and_relevance(queries, query_labels, gallery, gallery_labels, query_index, ignore)
     names = [*(f"R@{k}" for k in ks), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
     values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
     with _bar(int((wanted.positives > 0).sum()), progress) as advance:
@@ -114,11 +114,11 @@ def retrieval_metrics(
     return (summary, {name: value.cpu() for name, value in values.items()}) if per_query else summary
 
 
-def _ranked(
+def _vectors_and_relevance(
     queries: Vectors,
-    query_labels: Tensor | ArrayLike,
+    query_labels: Labels,
     gallery: Vectors | None,
-    gallery_labels: Tensor | ArrayLike | None,
+    gallery_labels: Labels | None,
     query_index: Tensor | ArrayLike | None,
     ignore: Ignored | None,
 ) -> tuple[Tensor, Tensor, Relevance]:
@@ -126,24 +126,17 @@ def _ranked(
     if (gallery is None) != (gallery_labels is None):
         given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise ValueError(f"{given} came without {missing}; give both, or neither to search among the queries")
-    q = unit_vectors(queries, "queries")
-    q_labels = class_labels(query_labels, len(q), "query_labels", q.device)
-    if gallery is None or gallery_labels is None:
+    if gallery is None:
         if query_index is not None:
             raise ValueError("query_index came without a gallery; among the queries each one leaves its own ranking")
-        g, g_labels = q, q_labels
+        q = g = unit_vectors(queries, "queries")
         own: Tensor | None = torch.arange(len(q), device=q.device)
     else:
-        g = unit_vectors(gallery, "gallery")
-        g_labels = class_labels(gallery_labels, len(g), "gallery_labels", g.device)
+        q, g = unit_queries_and_gallery(queries, gallery)
         own = None if query_index is None else torch.as_tensor(query_index)
-    if q.shape[1] != g.shape[1]:
-        raise ValueError(f"queries have {q.shape[1]} dimensions and the gallery {g.shape[1]}; they must agree")
-    if q.device != g.device:
-        raise ValueError(f"queries are on {q.device} and the gallery on {g.device}; move them to one device")
-    dtype = torch.promote_types(q.dtype, g.dtype)
+    labels = class_numbers(query_labels, len(q), gallery_labels, len(g), q.device)
     excluded = exclusions(len(q), len(g), own, ignore, q.device)
-    return q.to(dtype), g.to(dtype), relevance(q_labels, g_labels, excluded)
+    return q, g, relevance(*labels, excluded)
 
 
 def positive_counts_of(
@@ -202,10 +195,15 @@ def _means(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
     return summary | {"queries": len(counted), "queries_without_positives": len(counted) - number}
 
 
-def _checked_ks(ks: Sequence[int]) -> tuple[int, ...]:
-    checked = tuple(int(k) for k in ks)
-    if any(k < 1 for k in checked) or any(k != given for k, given in zip(checked, ks, strict=True)):
-        raise ValueError(f"ks must be whole numbers of at least 1, got {tuple(ks)}")
+def _whole_numbers(ks: int | Sequence[int]) -> tuple[int, ...]:
+    """The k to report, each once; a single number is one of them."""
+    try:
+        several = list(ks) if isinstance(ks, Iterable) else [ks]
+        checked = [int(k) for k in several]
+        if isinstance(ks, (str, bool)) or any(k < 1 or k != given for k, given in zip(checked, several, strict=True)):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(f"ks must be whole numbers of at least 1, such as 10 or (1, 10), got {ks!r}") from None
     return tuple(dict.fromkeys(checked))
 
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from roadmap.metrics.ranking import positive_counts_of
-from roadmap.metrics.vectors import Vectors, unit_vectors
+from roadmap.metrics.vectors import Vectors, unit_queries_and_gallery
 from roadmap.plain_pickle import plain_pickle
 
 KS = (1, 5, 10)
@@ -131,15 +131,18 @@ def revisited_metrics(rankings: ArrayLike | Tensor, truth: GroundTruth) -> dict[
 def revisited_metrics_of_vectors(
     queries: Vectors, database: Vectors, truth: GroundTruth
 ) -> dict[str, dict[str, float]]:
-    """The same from vectors (Q, D) and (N, D), by cosine; a negative that ties with a positive comes before it."""
-    q, g = unit_vectors(queries, "queries"), unit_vectors(database, "database")
+    """The same from vectors (Q, D) and (N, D), by cosine; a negative that ties with a positive comes before it.
+
+    Of any float types: scores are float64 where one of the two came as float64, else float32.
+    """
+    q, g = unit_queries_and_gallery(queries, database, "database")
     if len(q) != len(truth.easy):
         raise ValueError(f"queries must be {len(truth.easy)}, as many as the ground truth has, got {len(q)}")
     _check_size(truth, len(g))
 
     def ranks(setting: str) -> list[Indices]:
         split = [truth.split(setting, i) for i in range(len(q))]
-        columns, excluded = (_padded([pair[part] for pair in split], q.device) for part in (0, 1))
+        columns, excluded = (_index_table([pair[part] for pair in split], q.device) for part in (0, 1))
         counts = positive_counts_of(q, g, columns, excluded)
         rank = torch.arange(counts.valid.shape[1], device=q.device) + counts.negatives_at_least
         return [row[valid].cpu().numpy() for row, valid in zip(rank, counts.valid, strict=True)]
@@ -163,7 +166,7 @@ def _check_size(truth: GroundTruth, database: int) -> None:
         raise ValueError(f"the ground truth is for {expected} database images, got {database}")
 
 
-def _padded(lists: Sequence[Indices], device: torch.device) -> Tensor:
+def _index_table(lists: Sequence[Indices], device: torch.device) -> Tensor:
     """(Q, most) with -1 after the end of each list."""
     table = torch.full((len(lists), max(map(len, lists))), -1, dtype=torch.int64)
     for row, items in zip(table, lists, strict=True):

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from roadmap.kernels.directions import has_direction
+
 Vectors = Tensor | ArrayLike
 
 # Numbers normalised at a time, in float64: bounds the memory beside the result.
@@ -20,13 +22,35 @@ def unit_vectors(vectors: Vectors, name: str) -> Tensor:
         TypeError: not floating point.
         ValueError: not (N, D), or a row that has no direction (zero, NaN, infinite); says which row.
     """
+    given = _checked_vectors(vectors, name)
+    return _unit_rows(given, name, torch.float64 if given.dtype == torch.float64 else torch.float32)
+
+
+def unit_queries_and_gallery(queries: Vectors, gallery: Vectors, name: str = "gallery") -> tuple[Tensor, Tensor]:
+    """Both as unit vectors of one type, float64 if one of them came so, else float32; checked to fit each other.
+
+    Args:
+        name: what the gallery is called in errors.
+    """
+    q, g = _checked_vectors(queries, "queries"), _checked_vectors(gallery, name)
+    if q.shape[1] != g.shape[1]:
+        raise ValueError(f"queries have {q.shape[1]} dimensions and the {name} {g.shape[1]}; they must agree")
+    if q.device != g.device:
+        raise ValueError(f"queries are on {q.device} and the {name} on {g.device}; move them to one device")
+    dtype = torch.float64 if torch.float64 in (q.dtype, g.dtype) else torch.float32
+    return _unit_rows(q, "queries", dtype), _normalised(g, name, dtype)
+
+
+def _checked_vectors(vectors: Vectors, name: str) -> Tensor:
     given = vectors if isinstance(vectors, Tensor) else torch.as_tensor(np.asarray(vectors))
     if not given.is_floating_point():
         raise TypeError(f"{name} must be floating-point vectors, got {given.dtype}")
     if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] == 0:
         raise ValueError(f"{name} must have shape (N, D) with N and D at least 1, got {tuple(given.shape)}")
-    given = given.detach()
-    dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
+    return given.detach()
+
+
+def _unit_rows(given: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     unit = torch.empty(given.shape, dtype=dtype, device=given.device)
     height = max(1, (AT_ONCE if given.device.type == "cpu" else 8 * AT_ONCE) // given.shape[1])
     for top in range(0, len(given), height):
@@ -52,23 +76,14 @@ def fixed_order_sum(terms: Tensor) -> Tensor:
     return terms[:, 0]
 
 
-def class_labels(labels: Tensor | ArrayLike, count: int, name: str, device: torch.device) -> Tensor:
-    """`labels` as (count,) int64 on `device`; floats are refused because large ids merge in them."""
-    given = labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
-    if given.is_floating_point() or given.is_complex():
-        raise TypeError(f"{name} must be integers, got {given.dtype}: large ids would merge; convert them first")
-    if given.shape != (count,):
-        raise ValueError(f"{name} must have shape ({count},), one for each vector, got {tuple(given.shape)}")
-    return given.detach().to(device=device, dtype=torch.int64)
-
-
 def _check_direction(largest: Tensor, name: str, top: int) -> None:
-    """`largest`: the largest magnitude in each row."""
-    bad = ~(torch.isfinite(largest) & (largest > 0))
+    """`largest`: the largest magnitude in each row, which is finite and not zero where the length is."""
+    bad = ~has_direction(largest)
     if not bad.any():
         return
     row = int(bad.nonzero()[0])
-    what = "is zero" if largest[row] == 0 else "holds NaN or infinity"
+    finite = bool(largest[row].isfinite())
+    what = ("is zero" if largest[row] == 0 else "is too short") if finite else "holds NaN or infinity"
     raise ValueError(
         f"{name} row {top + row} {what}, so its cosine score is undefined "
         f"({int(bad.sum())} such rows among rows {top} to {top + len(largest) - 1}); remove or repair it"

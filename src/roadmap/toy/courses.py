@@ -47,7 +47,7 @@ def _roadmap(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 LOSSES: dict[str, tuple[Callable[[], nn.Module], ScoreLoss]] = {
     "SmoothAP": (SmoothAP, smoothap),
     "BlackBoxAP": (BlackBoxAP, blackboxap),
-    "FastAP": (FastAP, fastap),
+    "FastAP": (lambda: FastAP(include_self=True), fastap),  # as the others, so that all see the same positives
     "SoftBinAP": (SoftBinAP, softbinap),
     "SupAP": (SupAP, supap),
     "Calibration": (Calibration, calibration),

@@ -102,13 +102,16 @@ def sigmoid(t, inv_tau):
 
 
 @triton.jit
-def step_and_slope(t, inv_tau, rho_tau, delta, top, SUPAP: tl.constexpr):
-    """H⁻(t), and tau times its derivative: Eq. (4), or the sigmoid of SmoothAP. `rho_tau` is rho · tau."""
+def step_and_slope(t, inv_tau, rho_tau, delta, jump, top, SUPAP: tl.constexpr):
+    """H⁻(t), and tau times its derivative: Eq. (4), or the sigmoid of SmoothAP.
+
+    `rho_tau` is rho · tau, `jump` what is added from t = 0 on, `top` where the linear part begins.
+    """
     smooth = sigmoid(t, inv_tau)
     slope = smooth - smooth * smooth
     if SUPAP:
         far = t > delta
-        value = tl.where(far, (rho_tau * inv_tau) * (t - delta) + top, smooth + tl.where(t >= 0, 0.5, 0.0))
+        value = tl.where(far, (rho_tau * inv_tau) * (t - delta) + top, smooth + tl.where(t >= 0, jump, 0.0))
         slope = tl.where(far, rho_tau, slope)
     else:
         value = smooth

@@ -99,7 +99,7 @@ def store_calibration(
 
 @triton.jit
 def _rank_rows(
-    S, Pos, Neg, QLabels, GLabels, Own, Slope, Stats, M, N, inv_tau, rho_tau, delta, top, alpha, beta,
+    S, Pos, Neg, QLabels, GLabels, Own, Slope, Stats, M, N, inv_tau, rho_tau, delta, jump, top, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, MASKS: tl.constexpr,
     OWN: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def _rank_rows(
                     s = tl.load(S + base + j, mask=j < N, other=0.0)
                     pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF)
                     pos = pos & (j != k)
-                    value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
+                    value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, jump, top, SUPAP)
                     rank_neg += tl.sum(tl.where(neg, value, 0.0), 0)
                     slope_neg += tl.sum(tl.where(neg, slope, 0.0), 0)
                     if SUPAP:
@@ -156,7 +156,7 @@ def _rank_rows(
                         pos, neg, _pairs = _members(
                             Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF
                         )
-                        _value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
+                        _value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, jump, top, SUPAP)
                         grad = tl.where(neg, by_neg * slope, 0.0)
                         at_k = by_neg * slope_neg
                         if not SUPAP:
@@ -207,6 +207,7 @@ def launch_rows(
         1 / ranks.tau if ranks else 0.0,
         ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
+        ranks.start if ranks else 0.0,
         ranks.top if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,

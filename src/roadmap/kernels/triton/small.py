@@ -26,7 +26,7 @@ from roadmap.kernels.triton.layout import (
 from roadmap.kernels.triton.math import DEPTH, TILE, score_tile
 from roadmap.kernels.triton.reduce import backward_factors, embedding_gradient, reduce_rows
 from roadmap.kernels.triton.rows import launch_rows
-from roadmap.kernels.triton.units import UnitVectors, fill_units, unit_vectors
+from roadmap.kernels.triton.units import UnitVectors, fill_units, room_for_units
 
 SMALL_TILES = 1 << 20  # scores up to which quarter tiles fill the GPU better than whole ones
 
@@ -46,8 +46,8 @@ class SmallState:
 def small_state(arena: Arena, call: LossCall, keep: bool) -> SmallState:
     """Room for a call; the same arena gives the same places again."""
     (M, N), D = call.shape, call.queries.shape[1]
-    q = unit_vectors(arena, M, D)
-    g = q if call.gallery is None else unit_vectors(arena, N, D)
+    q = room_for_units(arena, M, D)
+    g = q if call.gallery is None else room_for_units(arena, N, D)
     slope = arena.empty(M, N) if keep and call.rule.ranks is not None else None
     return SmallState(q, g, arena.empty(M, N), arena.empty(STATISTICS, M), arena.empty(FACTORS), slope)
 
@@ -124,11 +124,11 @@ def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, Unit
 
 def cosine_units(queries: Tensor, gallery: Tensor | None) -> tuple[UnitVectors, UnitVectors]:
     arena = Arena(queries.device)
-    q = unit_vectors(arena, *queries.shape)
+    q = room_for_units(arena, *queries.shape)
     fill_units(q, queries)
     if gallery is None:
         return q, q
-    g = unit_vectors(arena, *gallery.shape)
+    g = room_for_units(arena, *gallery.shape)
     fill_units(g, gallery)
     return q, g
 

@@ -26,7 +26,7 @@ from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import Arena
 from roadmap.kernels.triton.layout import FACTORS, STATISTICS
 from roadmap.kernels.triton.math import TILE
-from roadmap.kernels.triton.units import UnitVectors, unit_vectors
+from roadmap.kernels.triton.units import UnitVectors, room_for_units
 
 POSITIVES_AT_ONCE = min(16, TILE // 4)  # ranks that one pass over the gallery counts; more positives take more passes
 PAIRS_ROUNDED_TO = 4096
@@ -87,8 +87,8 @@ class TileState:
 def tile_state(arena: Arena, call: LossCall, pairs: PositivePairs) -> TileState:
     """Room for a call; the same arena gives the same places again."""
     (M, N), D = call.shape, call.queries.shape[1]
-    q = unit_vectors(arena, M, D, pairs.query_order)
-    g = q if call.gallery is None else unit_vectors(arena, N, D, pairs.gallery_order)
+    q = room_for_units(arena, M, D, pairs.query_order)
+    g = q if call.gallery is None else room_for_units(arena, N, D, pairs.gallery_order)
     scores, weights, by_pos, slopes = (arena.empty(pairs.total) for _ in range(4))
     splits = rank_grid(call, pairs)[1]
     rank_neg, slope_neg = (arena.empty(splits, pairs.total if call.rule.ranks else 0) for _ in range(2))

@@ -36,7 +36,7 @@ WIDEST_BLOCK = 1 << 16
 @triton.jit(do_not_specialize=["row_first", "column_first"])
 def _score_gradient_tiles(
     QHi, QLo, GHi, GLo, Start, End, Offset, Own, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
-    row_first, column_first, columns, inv_tau, rho_tau, delta, top, negligible, alpha, beta,
+    row_first, column_first, columns, inv_tau, rho_tau, delta, jump, top, negligible, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, OWN: tl.constexpr, KS: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -60,7 +60,7 @@ def _score_gradient_tiles(
                 s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
                 if worth_it(highest, s_k, negligible, KS):
                     weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
-                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
+                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, jump, top, SUPAP)
                     grad += weight[:, None] * slope
         grad = grad * (tl.load(Factors + AP_FACTOR) * inv_tau)
     if CALIBRATE:
@@ -229,6 +229,7 @@ def _fill_block(
         1 / ranks.tau if ranks else 0.0,
         ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
+        ranks.start if ranks else 0.0,
         ranks.top if ranks else 0.0,
         ranks.negligible if ranks else 0.0,
         calibration.alpha if calibration else 0.0,

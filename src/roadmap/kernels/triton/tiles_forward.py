@@ -38,7 +38,7 @@ def _positive_scores(
 @triton.jit(do_not_specialize=["pairs", "tiles"])
 def _rank_tiles(
     QHi, QLo, GHi, GLo, Start, End, Offset, Scores, RankNeg, SlopeNeg, NegSum, NegCount, M, N, pairs, tiles,
-    inv_tau, rho_tau, delta, top, negligible, beta,
+    inv_tau, rho_tau, delta, jump, top, negligible, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KS: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +74,7 @@ def _rank_tiles(
                 for k in range(k_here):
                     s_k = tl.load(Scores + offset + k_first + k, mask=k_first + k < size, other=4.0)
                     if worth_it(highest, s_k, negligible, KS):
-                        value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
+                        value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, jump, top, SUPAP)
                         here = k_all[None, :] == k
                         rank += tl.where(here, tl.sum(value, 1)[:, None], 0.0)
                         slopes += tl.where(here, tl.sum(slope, 1)[:, None], 0.0)
@@ -248,6 +248,7 @@ def _count_ranks(state: TileState, call: LossCall, pairs: PositivePairs) -> None
         1 / ranks.tau if ranks else 0.0,
         ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
+        ranks.start if ranks else 0.0,
         ranks.top if ranks else 0.0,
         ranks.negligible if ranks else 0.0,
         calibration.beta if calibration else 0.0,

@@ -26,7 +26,7 @@ class UnitVectors:
         return self.hi.shape[1]
 
 
-def unit_vectors(arena: Arena, M: int, D: int, order: Tensor | None = None) -> UnitVectors:
+def room_for_units(arena: Arena, M: int, D: int, order: Tensor | None = None) -> UnitVectors:
     """Room for the unit vectors of (M, D) embeddings, taken in the given order."""
     rows, padded = triton.cdiv(M, TILE) * TILE, triton.cdiv(D, DEPTH) * DEPTH
     hi = arena.empty(rows, padded, dtype=torch.float16)
