@@ -29,13 +29,13 @@ from measure import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from roadmap.colours import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.data import Batches, Pack, Records, dataset, training_batches
-from roadmap.data.batches.augment import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.checking import decoding_failures
 from roadmap.data.pictures.images import Box, shrunk, upright
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.processes import worked
+from roadmap.data.pictures.processes import answers
 
 SIZE = 224
 SIDE = 256  # of a pack
@@ -110,7 +110,7 @@ def packing_rates(records: Records, folder: Path, workers: int, rounds: int) -> 
         found["decode only"].append(decoded)
         starts["decode only"].append(start)
         started = time.perf_counter()
-        list(worked(decoding_failures, [()] * workers, workers))  # processes that come up, decode nothing, and go
+        list(answers(decoding_failures, [()] * workers, workers))  # processes that come up, decode nothing, and go
         starts["pack"].append(time.perf_counter() - started)
         started = time.perf_counter()
         pictures = pack(records, SIDE, folder, workers=workers, progress=False)
@@ -142,7 +142,7 @@ def decoded_and_dropped(picture: tuple[str, Box | None]) -> int:
 def measured(arguments: argparse.Namespace, records: Records, folder: Path) -> tuple[Rates, Seconds]:
     device, batch, workers = torch.device(arguments.device), arguments.batch, arguments.workers
     rates, starts, pictures = packing_rates(records, folder, workers, arguments.rounds)
-    pictures = pictures.aligned(records)
+    pictures = pictures.of(records)
     ways: dict[str, Callable[[], Iterator[object]]] = {
         "ImageFolder + DataLoader": functools.partial(image_folder, arguments.folder, batch, workers, device)
     }

@@ -18,7 +18,9 @@ SOURCE = Path(__file__).parent.parent / "src"
 # A part may import the parts on lower floors, and itself; not its neighbours.
 FLOORS = {
     "atomic": 0,
+    "colours": -1,
     "names": -1,
+    "progress": -1,
     "plain_pickle": 0,
     "config.settings": 0,
     "kernels": 0,
@@ -49,9 +51,12 @@ KEEPERS = {
     "lightning_fabric": r"engine/.*",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
-BARE = {"names", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}
+BARE = {"colours", "names", "progress", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
-OPTIONAL = {("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations"}
+OPTIONAL = {
+    ("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations",
+    ("progress.py", "tqdm"): "every other progress bar",
+}
 
 
 def imported(path: Path, source: Path) -> list[tuple[int, str]]:
@@ -168,8 +173,8 @@ def test_a_planted_violation_is_found(name: str, tmp_path: Path) -> None:
         ("kernels/triton/rows.py", "import triton\nimport triton.language as tl\nimport torch"),
         ("losses/rank_ap.py", "from roadmap import kernels\nfrom . import comparison\nimport math\nimport numpy"),
         ("models.py", "import timm"),
-        ("data/datasets/sfm.py", "from roadmap.plain_pickle import plain_pickle"),
-        ("metrics/revisited.py", "from roadmap.plain_pickle import plain_pickle"),
+        ("data/datasets/sfm.py", "from roadmap.plain_pickle import plain_content"),
+        ("metrics/revisited.py", "from roadmap.plain_pickle import plain_content"),
         ("cli/app.py", "import hydra\nfrom roadmap.engine import fit\nimport rich"),
     ],
 )

@@ -13,18 +13,18 @@ pytest.importorskip("matplotlib")
 
 from roadmap import demo
 from roadmap.data import Pack, Records
-from roadmap.data.datasets.glyphs import RECORDS, glyphs
+from roadmap.data.datasets.glyphs import RECORDS, glyph_records
 from roadmap.data.pictures.packing import pack_of
 
 
 @pytest.fixture(scope="module")
 def few_glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80 of the characters, in a dataset of their own."""
-    whole = glyphs(tmp_path_factory.mktemp("glyphs"))
+    whole = glyph_records(tmp_path_factory.mktemp("glyphs"))
     classes = [np.unique(whole.split(split).labels)[:40] for split in ("train", "test")]
     chosen: Records = whole.select(np.isin(whole.labels, np.concatenate(classes)))
     folder = tmp_path_factory.mktemp("few")
-    pack = Pack.open(whole.root).aligned(chosen)
+    pack = Pack.open(whole.root).of(chosen)
     pack_of((pack.picture(i) for i in range(len(chosen))), chosen, pack.side, folder)
     chosen.save(folder / RECORDS)
     return folder

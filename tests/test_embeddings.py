@@ -141,7 +141,7 @@ def levels(embeddings: Embeddings) -> list[int]:
 def test_rows_are_in_the_order_of_the_records_with_labels_and_names(tmp_path: Path, packed: bool) -> None:
     whole = coloured(tmp_path / "grey")
     some = whole.select([5, 0, 3, 6, 1])
-    pictures = pack(whole, 10, tmp_path / "pack", workers=0, progress=False).aligned(some) if packed else None
+    pictures = pack(whole, 10, tmp_path / "pack", workers=0, progress=False).of(some) if packed else None
     found = embedded(Colour(), evaluation_batches(some, CROP, batch_size=2, pictures=pictures, workers=0))
     assert levels(found) == [150, 0, 90, 180, 30]
     assert found.labels.tolist() == [105, 100, 103, 106, 101]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import Batches, picture_key
 
 # What the three parts are called in files from elsewhere; ours come first.
@@ -177,7 +177,7 @@ def _save_npz(embeddings: Embeddings, path: Path) -> None:
     parts = {"vectors": vectors.numpy(), "labels": embeddings.labels.cpu().numpy()}
     if embeddings.ids is not None:
         parts["ids"] = np.array(embeddings.ids, dtype=str)
-    with replaced(path) as temporary, open(temporary, "wb") as file:
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **parts)
 
 
@@ -186,7 +186,7 @@ def _save_safetensors(embeddings: Embeddings, path: Path) -> None:
 
     parts = {"vectors": embeddings.vectors.detach().cpu().contiguous(), "labels": embeddings.labels.cpu().contiguous()}
     metadata = None if embeddings.ids is None else {"ids": json.dumps(embeddings.ids)}
-    with replaced(path) as temporary:
+    with whole_file(path) as temporary:
         save_file(parts, temporary, metadata=metadata)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.config.settings import Settings
 
 PACKAGES = (
@@ -156,7 +156,7 @@ class Run:
         self._board = None
 
     def _write(self, name: str, text: str) -> None:
-        with replaced(self.folder / name) as temporary:
+        with whole_file(self.folder / name) as temporary:
             Path(temporary).write_text(text, encoding="utf-8")
 
 

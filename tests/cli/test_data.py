@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import roadmap.cli.app as cli
-from roadmap.cli.data import GLYPH_SIZE, NAMES, app
+from roadmap.cli.data import app
 from roadmap.data.datasets import READERS, SOURCES, dataset
-from roadmap.data.datasets.glyphs import SIZE
 from roadmap.data.pictures.packs import fresh_pack
 from tests.data import layouts
 
@@ -27,13 +26,14 @@ def called(tmp_path, monkeypatch):
 
 
 def test_what_the_help_says_is_what_there_is(called):
-    assert list(READERS) == NAMES
-    assert GLYPH_SIZE == SIZE
-    assert called("check", "--help").exit_code == 0
+    said = " ".join(called("check", "--help").output.replace("│", " ").split())
+    assert f"One of: {', '.join(READERS)}." in said
+    assert "[default: 32]" in called("glyphs", "--help").output
 
 
 def test_the_command_is_mounted_and_imports_nothing_before_it_runs():
-    code = "import sys, roadmap.cli.app; print([m for m in ('PIL', 'torchvision', 'matplotlib') if m in sys.modules])"
+    heavy = ("PIL", "numpy", "torch", "torchvision", "matplotlib")
+    code = f"import sys, roadmap.cli.app; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
     result = CliRunner().invoke(cli.app, ["data", "--help"])
@@ -46,6 +46,24 @@ def test_check_passes_a_good_folder(called, tmp_path):
     assert result.exit_code == 0, result.output
     assert "mine: all: 24 pictures, 6 classes" in result.output
     assert "mine is usable (every file decoded)" in result.output
+
+
+def test_a_folder_of_ones_own_may_be_named_as_a_published_dataset_is(called, tmp_path):
+    result = called("check", "folder", layouts.folder_layout(tmp_path / "cub"), "--no-decode", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "WRONG COUNT" not in result.output
+
+
+def test_a_pack_json_of_another_program_does_not_make_pictures_drawn(called, tmp_path):
+    root = layouts.folder_layout(tmp_path / "mine")
+    (root / "pack.json").write_text('{"items": []}')
+    result = called("check", "folder", root, "--quiet", "--workers", 0)
+    assert result.exit_code == 0, result.output
+    assert "mine is usable (every file decoded)" in result.output
+    assert "note: 1 file ignored: .json" in result.output
+    result = called("pack", "folder", root, "--quiet", "--workers", 0)
+    assert result.exit_code == 0, result.output
+    assert "packed 24 pictures" in result.output
 
 
 def test_check_fails_a_partial_dataset_and_says_where_to_get_it(called, tmp_path):

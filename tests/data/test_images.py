@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import sys
+import types
 import zlib
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from roadmap.data.pictures.images import PictureError, picture, shrunk
+from roadmap.data.pictures.images import PictureError, picture, reads_heif, shrunk
 
 
 def gradient(height=12, width=20) -> np.ndarray:
@@ -158,7 +160,10 @@ def test_what_is_no_picture_at_all(content, reason, tmp_path):
         picture(path)
 
 
-@given(st.binary(max_size=64), st.integers(0, 400), st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "TIFF"]))
+KINDS = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "AVIF", "DDS", "JPEG2000", "PPM", "BMP", "ICO", "TGA"]
+
+
+@given(st.binary(max_size=64), st.integers(0, 400), st.sampled_from(KINDS))
 def test_random_damage_is_a_picture_or_a_picture_error(noise, where, kind):
     raw = bytearray(encoded(kind))
     raw[where : where + len(noise)] = noise
@@ -168,6 +173,89 @@ def test_random_damage_is_a_picture_or_a_picture_error(noise, where, kind):
         return
     assert pixels.ndim == 3
     assert pixels.dtype == np.uint8
+
+
+def test_what_avif_raises_names_the_picture(tmp_path):
+    raw = encoded("AVIF")
+    (tmp_path / "a.avif").write_bytes(raw.replace(b"iloc", b"xloc"))
+    with pytest.raises(RuntimeError):
+        Image.open(tmp_path / "a.avif").load()
+    with pytest.raises(PictureError, match=r"a.avif: truncated or corrupt \(Failed to decode image"):
+        picture(tmp_path / "a.avif")
+
+
+def test_what_dds_raises_names_the_picture(tmp_path):
+    raw = bytearray(encoded("DDS"))
+    raw[80:84] = bytes(4)  # the flags of its pixel format
+    (tmp_path / "a.dds").write_bytes(raw)
+    with pytest.raises(NotImplementedError):
+        Image.open(tmp_path / "a.dds").load()
+    with pytest.raises(PictureError, match=r"a.dds: truncated or corrupt \(Unknown pixel format"):
+        picture(tmp_path / "a.dds")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), AssertionError("why"), AttributeError("x"), RecursionError()])
+def test_whatever_a_decoder_raises_names_the_picture(error, tmp_path, monkeypatch):
+    Image.fromarray(gradient()).save(tmp_path / "a.png")
+    monkeypatch.setattr(ImageOps, "exif_transpose", failing(error))
+    with pytest.raises(PictureError, match=rf"a.png: truncated or corrupt \({str(error) or type(error).__name__}\)"):
+        picture(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit()])
+def test_what_is_not_about_the_picture_goes_through(error, tmp_path, monkeypatch):
+    Image.fromarray(gradient()).save(tmp_path / "a.png")
+    monkeypatch.setattr(ImageOps, "exif_transpose", failing(error))
+    with pytest.raises(type(error)):
+        picture(tmp_path / "a.png")
+
+
+def failing(error: BaseException):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_a_folder_is_no_picture(tmp_path):
+    with pytest.raises(PictureError, match=r"cannot be read \(Is a directory\)"):
+        picture(tmp_path)
+
+
+HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic" + bytes(40)
+
+
+@pytest.fixture
+def heif_installed(monkeypatch):
+    """Puts a module in the place of pillow-heif, or nothing; forgets what was found before and afterwards."""
+
+    def install(module):
+        monkeypatch.setitem(sys.modules, "pillow_heif", module)
+        reads_heif.cache_clear()
+
+    yield install
+    reads_heif.cache_clear()
+
+
+def test_heic_says_what_is_missing(tmp_path, heif_installed):
+    heif_installed(None)
+    (tmp_path / "a.jpg").write_bytes(HEIC)
+    with pytest.raises(PictureError, match=r"a.jpg: a HEIC picture: pip install pillow-heif"):
+        picture(tmp_path / "a.jpg")
+
+
+def test_heic_is_read_where_its_companion_is_installed(tmp_path, heif_installed, monkeypatch):
+    registered = []
+    pillows = Image.open
+
+    def opened(file):
+        return pillows(io.BytesIO(encoded("PNG")) if registered else file)
+
+    monkeypatch.setattr(Image, "open", opened)
+    heif_installed(types.SimpleNamespace(register_heif_opener=lambda: registered.append(True)))
+    (tmp_path / "a.jpg").write_bytes(HEIC)
+    assert picture(tmp_path / "a.jpg").shape == (40, 40, 3)
+    assert registered == [True]
 
 
 def test_open_files_are_read_too():

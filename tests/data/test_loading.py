@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
 
-from roadmap.data.batches.augment import CentreCrop, RandomCrop, cpu_crop
-from roadmap.data.batches.delivery import Request, Resident, Streamed, Threaded
-from roadmap.data.batches.loading import evaluation_batches, pack_or_offer, training_batches
+from roadmap.data.batches.crops import CentreCrop, RandomCrop
+from roadmap.data.batches.delivery import Order, Resident, Streamed, Threaded
+from roadmap.data.batches.loading import evaluation_batches, training_batches
+from roadmap.data.batches.resampling import cpu_crop
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures.images import PictureError, picture
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import fresh_pack
 
 from . import layouts
 
@@ -36,9 +34,9 @@ def pictures(records):
     return pack(records, 256, workers=0, progress=False)
 
 
-def requests(records, count=3):
+def orders(records, count=3):
     sampler = MPerClass(records.labels, 6, 3, count)
-    return [Request(k, batch, CROP.draws(6, 0, k)) for k, batch in enumerate(sampler.epoch_batches(0))]
+    return [Order(k, batch, CROP.draws(6, 0, k)) for k, batch in enumerate(sampler.epoch_batches(0))]
 
 
 @pytest.mark.parametrize("way", ["resident", "streamed", "threaded"])
@@ -48,14 +46,14 @@ def test_every_way_delivers_the_same_crops(way, records, pictures):
         "streamed": lambda: Streamed(pictures, CROP, CPU, threads=2, ahead=2),
         "threaded": lambda: Threaded(pictures, CROP, threads=2),
     }[way]()
-    asked = requests(records)
+    asked = orders(records)
     delivered = list(source(iter(asked)))
-    assert [d.request.position for d in delivered] == [0, 1, 2]
-    for request, delivery in zip(asked, delivered, strict=True):
-        assert delivery.indices.tolist() == request.indices.tolist()
-        heights, widths = pictures.heights[request.indices], pictures.widths[request.indices]
-        windows = CROP.windows(heights, widths, request.draws)
-        for place, index in enumerate(request.indices):
+    assert [d.order.position for d in delivered] == [0, 1, 2]
+    for order, delivery in zip(asked, delivered, strict=True):
+        assert delivery.indices.tolist() == order.indices.tolist()
+        heights, widths = pictures.heights[order.indices], pictures.widths[order.indices]
+        windows = CROP.windows(heights, widths, order.draws)
+        for place, index in enumerate(order.indices):
             levels = cpu_crop(picture(records.path(int(index))), windows, place, 24).float()
             mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CROP.mean, CROP.std))
             expected = (levels / 255 - mean) / std
@@ -163,19 +161,6 @@ def test_a_batch_whose_pictures_are_all_skipped_is_empty(records):
         assert batch.images.shape[0] == len(batch.labels) == 0
 
 
-def test_the_pack_is_used_when_there_or_offered(records, caplog):
-    asked = []
-    with caplog.at_level(logging.WARNING, "roadmap.data"):
-        assert pack_or_offer(records) is None
-    assert "decodes 13 files again" in caplog.text
-    assert "roadmap data pack" in caplog.text
-    assert pack_or_offer(records, confirm=lambda text: bool(asked.append(text))) is None
-    assert "Make one now?" in asked[0]
-    made = pack_or_offer(records, confirm=lambda text: True)
-    assert len(made) == 13
-    assert pack_or_offer(records).folder == made.folder == fresh_pack(records, 256).folder
-
-
 def test_what_is_refused_says_why(records, pictures):
     sampler = MPerClass(records.labels, 6, 3)
     with pytest.raises(ValueError, match=r"holds 13 pictures for 4 records; align it"):
@@ -187,4 +172,4 @@ def test_what_is_refused_says_why(records, pictures):
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         evaluation_batches(records, batch_size=0)
     with pytest.raises(ValueError, match="random crops need their draws"):
-        next(Threaded(pictures, CROP)(iter([Request(0, np.asarray([0]), None)])))
+        next(Threaded(pictures, CROP)(iter([Order(0, np.asarray([0]), None)])))

@@ -17,7 +17,7 @@ from roadmap.config.settings import (
     Settings,
 )
 from roadmap.data import Records
-from roadmap.data.datasets.glyphs import glyphs
+from roadmap.data.datasets.glyphs import glyph_records
 from roadmap.engine import fit
 
 from .worlds import summary
@@ -28,7 +28,7 @@ STEPS, TESTED = 25, 100
 @pytest.fixture(scope="module")
 def characters() -> Records:
     """Glyphs with every training character and a hundred of those that are never trained on."""
-    whole = glyphs()
+    whole = glyph_records()
     test = np.unique(whole.split("test").labels)
     some = test[:: len(test) // TESTED][:TESTED]
     return whole.select((whole.splits == "train") | np.isin(whole.labels, some))

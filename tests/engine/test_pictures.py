@@ -157,7 +157,7 @@ def test_an_empty_or_missing_dataset(tmp_path: Path) -> None:
 
 
 def test_glyphs_need_no_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("roadmap.data.datasets.glyphs", lambda root: ("drawn", root))
+    monkeypatch.setattr("roadmap.data.datasets.glyphs.glyph_records", lambda root: ("drawn", root))
     assert records_of(DataSettings(name="glyphs")) == ("drawn", None)
 
 

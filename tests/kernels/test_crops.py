@@ -20,11 +20,12 @@ def test_crops_under_the_interpreter() -> None:
         [sys.executable, "-m", "tests.kernels.test_crops"], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "compared 4 batches" in done.stdout
+    assert "compared 6 batches" in done.stdout
 
 
 def _interpreted() -> None:
-    from roadmap.data.batches.augment import CentreCrop, RandomCrop, batched_crops, resized_crops
+    from roadmap.data.batches.crops import CentreCrop, RandomCrop
+    from roadmap.data.batches.resampling import batched_crops, resized_crops
 
     random = np.random.default_rng(0)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in SIZES]
@@ -32,6 +33,7 @@ def _interpreted() -> None:
     heights, widths = np.asarray(SIZES).T
     starts = np.cumsum([0, *(image.size for image in images[:-1])])
     crops = (RandomCrop(12), RandomCrop(37, scale=(0.05, 0.2)), CentreCrop(9, 12), CentreCrop(65, 67))
+    crops += (CentreCrop(9, 12, squeeze=True), RandomCrop(12, squeeze=True))
     for number, crop in enumerate(crops):
         if isinstance(crop, CentreCrop):
             windows = crop.windows(heights, widths)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from roadmap.data.datasets import READERS
+from roadmap.data.datasets.sources import GLYPH_SIZE
+
 if TYPE_CHECKING:
     from roadmap.data.pictures.packing import OnError as Mode
     from roadmap.data.records import Records
@@ -15,8 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Datasets and pictures: check, pack, draw.", no_args_is_help=True)
 
 NOT_USABLE, NOT_FOUND = 1, 2
-NAMES = ["glyphs", "cub", "sop", "inaturalist", "inshop", "cars", "sfm120k", "roxford5k", "rparis6k", "folder", "table"]
-GLYPH_SIZE = 32
+NAMES = tuple(READERS)
 
 
 class OnError(str, Enum):
@@ -43,10 +45,11 @@ def check(
 
     Exit code 0: usable. 1: counts differ, or files are missing or unreadable. 2: not found.
     """
-    from roadmap.data.checking import checked
+    from roadmap.data.checking import dataset_report
     from roadmap.data.datasets import SOURCES, explanation
 
-    report = checked(_read(name, root), decode, workers, progress=not quiet)
+    published = SOURCES[name].published if name in SOURCES else {}
+    report = dataset_report(_read(name, root), decode, workers, False if quiet else None, published)
     for line in report.lines():
         typer.echo(line)
     if not report.usable:
@@ -71,14 +74,15 @@ def pack(
     """
     from roadmap.data.pictures.images import PictureError
     from roadmap.data.pictures.packing import pack as packed
+    from roadmap.data.pictures.packs import drawn_pack
 
     records = _read(name, root)
-    if (records.root / "pack.json").is_file():
+    if drawn_pack(records) is not None:
         typer.echo(f"{records.name} is kept as a pack already: {records.root}")
         return
     mode: Mode = "skip" if on_error is OnError.skip else "raise"
     try:
-        made = packed(records, side, out, workers, mode, progress=not quiet)
+        made = packed(records, side, out, workers, mode, progress=False if quiet else None)
     except PictureError as error:
         typer.echo(f"stopped: {error}. Repair or remove it, or use --on-error skip.", err=True)
         raise typer.Exit(NOT_USABLE) from None
@@ -93,9 +97,9 @@ def draw(
     size: Annotated[int, typer.Option(help="Side of the pictures in pixels.", min=16)] = GLYPH_SIZE,
 ) -> None:
     """Write the built-in dataset as PNG files in a folder per class, to try what you would do with your own."""
-    from roadmap.data.datasets.glyphs import export, glyphs
+    from roadmap.data.datasets.glyphs import export, glyph_records
 
-    records = glyphs(size=size)
+    records = glyph_records(size=size)
     export(records, out)
     typer.echo(f"wrote {len(records):,} pictures of {len(records.class_names):,} characters to {out}")
 

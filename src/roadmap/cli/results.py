@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 
 if TYPE_CHECKING:
     from roadmap.data import Records
@@ -51,7 +51,7 @@ class Evaluation:
         content = json.dumps({**self.facts, "metrics": self.metrics})
         finite = json.loads(content, parse_constant=lambda _: None)  # JSON has no NaN: a mean over no query is null
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as temporary:
+        with whole_file(path) as temporary:
             Path(temporary).write_text(json.dumps(finite, indent=2) + "\n")
         typer.echo(f"wrote      {path}")
 

@@ -16,8 +16,8 @@ from roadmap.cli.models import Named, named_model
 from roadmap.cli.options import Asked, device_named
 from roadmap.config.settings import DataSettings, HardwareSettings, Settings
 from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, dataset, evaluation_batches, fresh_pack
-from roadmap.data.batches.loading import SIDE
-from roadmap.data.datasets import READERS, glyphs
+from roadmap.data.datasets import READERS
+from roadmap.data.pictures.policy import SIDE
 from roadmap.embeddings import Embeddings, embedded
 from roadmap.engine.choices import OWN, chosen
 from roadmap.engine.pictures import on_error_of, pack_of_all
@@ -85,7 +85,7 @@ class Source:
 
     def decoded(self, part: Records) -> Pack | None:
         """The pack of some of the records; None: their files are decoded."""
-        return None if self.pack is None else self.pack.aligned(part)
+        return None if self.pack is None else self.pack.of(part)
 
     def settings(self) -> dict[str, Any]:
         """What decided the vectors beside the model and the pictures, as plain values."""
@@ -182,7 +182,7 @@ def _records(name: str, root: Path | None) -> Records:
         from roadmap.config.composition import check_root
 
         check_root(Settings(data=DataSettings(name=name)))  # says what is missing, and where to get it
-    return glyphs()
+    return dataset(name)
 
 
 def _same_pictures(trained: DataSettings, name: str, root: Path | None) -> bool:

@@ -9,18 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roadmap.data.batches.augment import CentreCrop as CentreCrop
-    from roadmap.data.batches.augment import RandomCrop as RandomCrop
-    from roadmap.data.batches.augment import resized_crops as resized_crops
+    from roadmap.data.batches.crops import CentreCrop as CentreCrop
+    from roadmap.data.batches.crops import RandomCrop as RandomCrop
     from roadmap.data.batches.loading import Batch as Batch
     from roadmap.data.batches.loading import Batches as Batches
     from roadmap.data.batches.loading import evaluation_batches as evaluation_batches
-    from roadmap.data.batches.loading import pack_or_offer as pack_or_offer
     from roadmap.data.batches.loading import training_batches as training_batches
+    from roadmap.data.batches.resampling import resized_crops as resized_crops
     from roadmap.data.batches.samplers import CategoryPairs as CategoryPairs
     from roadmap.data.batches.samplers import MPerClass as MPerClass
     from roadmap.data.checking import Report as Report
-    from roadmap.data.checking import checked as checked
+    from roadmap.data.checking import dataset_report as dataset_report
     from roadmap.data.datasets import READERS as READERS
     from roadmap.data.datasets import SOURCES as SOURCES
     from roadmap.data.datasets import dataset as dataset
@@ -29,21 +28,26 @@ if TYPE_CHECKING:
     from roadmap.data.pictures.packing import pack as pack
     from roadmap.data.pictures.packs import Pack as Pack
     from roadmap.data.pictures.packs import PackError as PackError
+    from roadmap.data.pictures.packs import drawn_pack as drawn_pack
     from roadmap.data.pictures.packs import fresh_pack as fresh_pack
     from roadmap.data.pictures.packs import pack_folder as pack_folder
     from roadmap.data.pictures.packs import picture_key as picture_key
+    from roadmap.data.pictures.policy import needed_side as needed_side
+    from roadmap.data.pictures.policy import pack_for as pack_for
     from roadmap.data.records import UNLABELLED as UNLABELLED
     from roadmap.data.records import Records as Records
 
 _HOMES = {
-    "batches.augment": ("CentreCrop", "RandomCrop", "resized_crops"),
-    "batches.loading": ("Batch", "Batches", "evaluation_batches", "pack_or_offer", "training_batches"),
+    "batches.crops": ("CentreCrop", "RandomCrop"),
+    "batches.loading": ("Batch", "Batches", "evaluation_batches", "training_batches"),
+    "batches.resampling": ("resized_crops",),
     "batches.samplers": ("CategoryPairs", "MPerClass"),
-    "checking": ("Report", "checked"),
+    "checking": ("Report", "dataset_report"),
     "datasets": ("READERS", "SOURCES", "dataset"),
     "pictures.images": ("PictureError", "picture"),
     "pictures.packing": ("pack",),
-    "pictures.packs": ("Pack", "PackError", "fresh_pack", "pack_folder", "picture_key"),
+    "pictures.packs": ("Pack", "PackError", "drawn_pack", "fresh_pack", "pack_folder", "picture_key"),
+    "pictures.policy": ("needed_side", "pack_for"),
     "records": ("UNLABELLED", "Records"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -11,10 +11,10 @@ import numpy as np
 
 from roadmap.data.datasets.sources import SOURCES
 from roadmap.data.pictures.images import Box, PictureError, upright
-from roadmap.data.pictures.packing import progress_bar
-from roadmap.data.pictures.packs import Pack, source_stamp
-from roadmap.data.pictures.processes import worked
+from roadmap.data.pictures.packs import Pack, drawn_pack, source_stamp
+from roadmap.data.pictures.processes import answers
 from roadmap.data.records import UNLABELLED, Records
+from roadmap.progress import bar
 
 _CHUNK = 64
 _SHOWN = 10
@@ -24,7 +24,7 @@ _Chunk = tuple[tuple[str, Box | None], ...]
 
 @dataclass(frozen=True)
 class Report:
-    """What `checked` found. Unusable: counts unlike the published ones, files missing or unreadable.
+    """What `dataset_report` found. Unusable: counts unlike the published ones, files missing or unreadable.
 
     Attributes:
         name: of the dataset.
@@ -83,23 +83,32 @@ def _listed(title: str, items: list[str]) -> list[str]:
     return [f"{title} {item}" for item in items[:_SHOWN]] + rest
 
 
-def checked(records: Records, decode: bool = True, workers: int | None = None, progress: bool = False) -> Report:
+def dataset_report(
+    records: Records,
+    decode: bool = True,
+    workers: int | None = None,
+    progress: bool | None = False,
+    published: Counts | None = None,
+) -> Report:
     """Checks a dataset against what is published about it and against its own files.
 
     Args:
         records: the whole dataset.
         decode: decode every picture (minutes for large sets); without, files are only looked for.
         workers: processes; None for one per core, 0 for none but this one.
-        progress: show a bar.
+        progress: show a bar; None: where a person watches.
+        published: what its authors counted; None: what is known of the dataset's name. Your own folder may have the
+            name of a published dataset.
     """
-    drawn = Pack.open(records.root).aligned(records) if (records.root / "pack.json").is_file() else None
+    drawn = drawn_pack(records)
     stamps = [(1, 0)] * len(records) if drawn else [source_stamp(records.path(i)) for i in range(len(records))]
     missing = tuple(path for path, stamp in zip(records.paths, stamps, strict=True) if stamp == (-1, -1))
     unreadable: dict[str, str] = {}
     if decode and not drawn:
         present = [i for i, stamp in enumerate(stamps) if stamp != (-1, -1)]
         unreadable = _unreadable(records, present, workers, progress)
-    published = dict(SOURCES[records.name].published) if records.name in SOURCES else {}
+    if published is None:
+        published = SOURCES[records.name].published if records.name in SOURCES else {}
     counts = _counts(records)
     if records.notes and published:  # the reader's own split: only the sums can be compared
         published = {"all": (sum(p for p, _ in published.values()), sum(c for _, c in published.values()))}
@@ -161,17 +170,17 @@ def _leaks(records: Records, sizes: Sequence[int], drawn: Pack | None) -> tuple[
     return tuple((records.paths[i], records.paths[j]) for i, j in sorted(pairs))
 
 
-def _unreadable(records: Records, present: Sequence[int], workers: int | None, progress: bool) -> dict[str, str]:
+def _unreadable(records: Records, present: Sequence[int], workers: int | None, progress: bool | None) -> dict[str, str]:
     chunks: list[_Chunk] = [
         tuple((str(records.path(i)), records.box(i)) for i in present[first : first + _CHUNK])
         for first in range(0, len(present), _CHUNK)
     ]
     found: dict[str, str] = {}
     place = {str(records.path(i)): records.paths[i] for i in present}
-    with progress_bar(len(present), 0, progress, "decoding") as bar:
-        for chunk, failures in worked(decoding_failures, chunks, workers):
+    with bar(len(present), "decoding", show=progress) as shown:
+        for chunk, failures in answers(decoding_failures, chunks, workers):
             found |= {place[path]: reason for path, reason in failures}
-            bar.update(len(chunk))
+            shown.update(len(chunk))
     return {path: found[path] for path in place.values() if path in found}  # in the order of the records
 
 

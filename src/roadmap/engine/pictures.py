@@ -96,7 +96,7 @@ class Pictures:
 
     def _pack(self, records: Records) -> Pack | None:
         whole = self._packs.get((records.name, records.root))
-        return None if whole is None else whole.aligned(records)
+        return None if whole is None else whole.of(records)
 
     def training(self, train: Records, sampler: MPerClass | CategoryPairs) -> Batches:
         data = self.settings.data

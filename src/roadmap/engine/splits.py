@@ -31,15 +31,6 @@ class Splits:
 
 def records_of(data: DataSettings) -> Records:
     """The dataset, read from where it lies."""
-    if data.root is None and data.name != "glyphs":
-        from roadmap.data.datasets import SOURCES, explanation
-
-        known = f" {explanation(data.name)}" if data.name in SOURCES else ""
-        raise ValueError(f"data.root is missing: give data.root=FOLDER.{known}")
-    if data.root is None:
-        from roadmap.data.datasets import glyphs
-
-        return glyphs(None)
     return dataset(data.name, data.root)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.engine.average import WeightAverage
 
 FORMAT, VERSION = "roadmap-train-state", 1
@@ -107,7 +107,7 @@ class TrainState:
 
     def save(self, path: Path) -> None:
         """Writes the state whole or not at all: a run killed while saving keeps the state before."""
-        with replaced(Path(path)) as temporary:
+        with whole_file(Path(path)) as temporary:
             torch.save(self.state_dict(), temporary)
 
     def load(self, path: Path) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from roadmap.metrics.ranking import positive_counts_of
 from roadmap.metrics.vectors import Vectors, unit_queries_and_gallery
-from roadmap.plain_pickle import plain_pickle
+from roadmap.plain_pickle import plain_content
 
 KS = (1, 5, 10)
 POSITIVE_IN = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}
@@ -61,7 +61,7 @@ class GroundTruth:
 
 def load_ground_truth(path: str | Path) -> GroundTruth:
     """Ground truth from a published file, gnd_roxford5k.pkl or gnd_rparis6k.pkl. No code in it is run."""
-    content = plain_pickle(path)
+    content = plain_content(path)
     if not isinstance(content, dict) or "gnd" not in content:
         raise ValueError(f"{path} holds no ground truth: expected a dict with 'gnd', 'imlist' and 'qimlist'")
     per_query = content["gnd"]

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roadmap.colours import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.models.pooling import MAP, MAP_CHANNELS_LAST, Layout
 from roadmap.models.small import SmallCNN
 
 SMALL = "small_cnn"
-# Mean and spread of ImageNet's pictures, by which most backbones expect theirs to be normalised.
 Triple = tuple[float, float, float]
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def timm_library() -> ModuleType:
@@ -103,7 +102,7 @@ def layout(backbone: nn.Module, found: Any) -> Layout:
 def normalisation(backbone: nn.Module) -> tuple[Triple, Triple]:
     """Mean and standard deviation by which the backbone expects pictures to be normalised."""
     described: dict[str, Any] = getattr(backbone, "pretrained_cfg", {})
-    mean, std = (described.get(name, usual) for name, usual in zip(("mean", "std"), IMAGENET, strict=True))
+    mean, std = described.get("mean", IMAGENET_MEAN), described.get("std", IMAGENET_STD)
     (r, g, b), (sr, sg, sb) = mean, std
     return (r, g, b), (sr, sg, sb)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.config.settings import ModelSettings, known
 from roadmap.models.retriever import Retriever, untrained_retriever
 from roadmap.models.weight_files import WeightsError
@@ -44,7 +44,7 @@ def save_checkpoint(path: str | Path, model: Retriever, about: dict[str, Any]) -
         raise TypeError(f"about must be of plain JSON values: {error}") from error
     # Copies: the format refuses tensors that share memory, and memory formats other than the plain one.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    with replaced(path) as temporary:
+    with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata=header)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED, Pack, Records, picture, picture_key
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.records import Floats, Ints
@@ -139,7 +139,7 @@ def retrieval_page(
             for name in names
         }
     text = document(title, _about(queries, searched, looked_at, judge, groups), metrics, questions)
-    with replaced(Path(path)) as temporary:
+    with whole_file(Path(path)) as temporary:
         Path(temporary).write_text(text, encoding="utf-8")
 
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roadmap.data.batches.augment import CentreCrop, Crop, RandomCrop
-from roadmap.data.batches.delivery import Decoded, Request, Resident, Source, Streamed, Threaded
+from roadmap.data.batches.crops import CentreCrop, Crop, RandomCrop
+from roadmap.data.batches.decoding import Decoded
+from roadmap.data.batches.delivery import Order, Resident, Source, Streamed, Threaded
 from roadmap.data.batches.samplers import CategoryPairs, MPerClass
 from roadmap.data.pictures.images import PictureError
-from roadmap.data.pictures.packing import OnError, pack
-from roadmap.data.pictures.packs import Pack, fresh_pack
+from roadmap.data.pictures.packing import OnError
+from roadmap.data.pictures.packs import Pack
+from roadmap.data.pictures.policy import SIDE, needed_side
 from roadmap.data.records import Records
 
-SIDE = 256
 RESIDENT_SHARE = 0.4  # of free device memory that a pack may take; the rest is for the model
 Place = Literal["auto", "resident", "streamed"]
-log = logging.getLogger("roadmap.data")
 
 
 class Batch(NamedTuple):
@@ -45,26 +43,26 @@ class Batches:
         self,
         records: Records,
         source: Source,
-        requests: Callable[[], Iterator[Request]],
+        orders: Callable[[], Iterator[Order]],
         length: int,
         skip: bool,
         sampler: MPerClass | CategoryPairs | None = None,
     ) -> None:
         self.records, self.skipped = records, dict[str, str]()
-        self._source, self._requests, self._length, self._skip = source, requests, length, skip
+        self._source, self._orders, self._length, self._skip = source, orders, length, skip
         self._sampler = sampler
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        for delivery in self._source(self._requests()):
+        for delivery in self._source(self._orders()):
             for index, reason in delivery.skipped.items():
                 if not self._skip:
                     raise PictureError(self.records.path(index), reason)
                 self.skipped[self.records.paths[index]] = reason
             if self._sampler is not None:  # only what was handed out counts, not what is being prepared
-                self._sampler.position = delivery.request.position + 1
+                self._sampler.position = delivery.order.position + 1
             device = delivery.images.device
             labels, indices = (
                 _moved(values, device) for values in (self.records.labels[delivery.indices], delivery.indices)
@@ -87,6 +85,7 @@ def training_batches(
     workers: int | None = None,
     on_error: OnError = "raise",
     place: Place = "auto",
+    side: int | None = None,
 ) -> Batches:
     """The batches of the sampler's epochs, randomly cropped. Crops are a pure function of (seed, position).
 
@@ -94,23 +93,25 @@ def training_batches(
         records: the training pictures, in the order the sampler knows them.
         sampler: says which pictures meet; its `position` follows the batches handed out.
         crop: None for the paper's 224-pixel crops.
-        pictures: their pack, aligned (`pack_or_offer`, `fresh_pack`); None decodes the files every time.
+        pictures: their pack, aligned (`pack_for(...)`, `pack.of(records)`); None decodes the files every time.
         device: where batches are delivered.
         workers: threads or processes on the host; None for one per core.
         on_error: "raise" for a picture that cannot be decoded, or "skip" and count it in `Batches.skipped`.
         place: where the pack is read from on a GPU: its own memory ("resident"), pinned host memory ("streamed"),
             or whichever fits.
+        side: shorter side of the pack that these pictures have, or would have: files are resized to it first, so that
+            the pixels are those of a pack. None: 256, or as large as the crop needs.
     """
     crop = crop or RandomCrop()
 
-    def requests() -> Iterator[Request]:
+    def orders() -> Iterator[Order]:
         epoch, first = divmod(sampler.position, sampler.batches)
         for step, batch in enumerate(sampler.epoch_batches(epoch)[first:], start=sampler.position):
             # drawn for the global batch, so that a crop does not depend on how many ranks share it
-            yield Request(step, sampler.share(batch), sampler.share(crop.draws(len(batch), seed, step)))
+            yield Order(step, sampler.share(batch), sampler.share(crop.draws(len(batch), seed, step)))
 
-    source = _source(records, crop, pictures, torch.device(device), workers, on_error, place)
-    return Batches(records, source, requests, len(sampler), on_error == "skip", sampler)
+    source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
+    return Batches(records, source, orders, len(sampler), on_error == "skip", sampler)
 
 
 def evaluation_batches(
@@ -122,18 +123,19 @@ def evaluation_batches(
     workers: int | None = None,
     on_error: OnError = "raise",
     place: Place = "streamed",
+    side: int | None = None,
 ) -> Batches:
     """Every picture once, in order, centre-cropped; arguments as for `training_batches`."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     crop = crop or CentreCrop()
 
-    def requests() -> Iterator[Request]:
+    def orders() -> Iterator[Order]:
         for step, first in enumerate(range(0, len(records), batch_size)):
-            yield Request(step, np.arange(first, min(first + batch_size, len(records))), None)
+            yield Order(step, np.arange(first, min(first + batch_size, len(records))), None)
 
-    source = _source(records, crop, pictures, torch.device(device), workers, on_error, place)
-    return Batches(records, source, requests, -(-len(records) // batch_size), on_error == "skip")
+    source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
+    return Batches(records, source, orders, -(-len(records) // batch_size), on_error == "skip")
 
 
 def _source(
@@ -144,6 +146,7 @@ def _source(
     workers: int | None,
     on_error: OnError,
     place: Place,
+    side: int | None,
 ) -> Source:
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
@@ -151,11 +154,14 @@ def _source(
         raise ValueError(f"place must be 'auto', 'resident' or 'streamed', got {place!r}")
     cores = os.cpu_count() or 1
     if pictures is None:
-        return Decoded(records, crop, device, cores if workers is None else workers)
+        resized = needed_side(SIDE, crop.resize if isinstance(crop, CentreCrop) else crop.size)
+        return Decoded(records, crop, device, cores if workers is None else workers, side or resized)
     if len(pictures) != len(records):
         raise ValueError(
-            f"the pack holds {len(pictures)} pictures for {len(records)} records; align it with pack.aligned(records)"
+            f"the pack holds {len(pictures)} pictures for {len(records)} records; align it with pack.of(records)"
         )
+    if side is not None and side != pictures.side and not pictures.drawn:
+        raise ValueError(f"the pack is of side {pictures.side}, but pictures of side {side} are wanted")
     if device.type == "cpu":
         return Threaded(pictures, crop, workers)
     if place == "resident" or (place == "auto" and _fits(pictures, device)):
@@ -166,29 +172,3 @@ def _source(
 def _fits(pictures: Pack, device: torch.device) -> bool:
     free, _ = torch.cuda.mem_get_info(device)
     return pictures.nbytes < RESIDENT_SHARE * free
-
-
-def pack_or_offer(
-    records: Records,
-    side: int = SIDE,
-    folder: Path | None = None,
-    confirm: Callable[[str], bool] | None = None,
-    on_error: OnError = "raise",
-) -> Pack | None:
-    """The pack of these pictures if there is a fresh one; else offers to make it.
-
-    Args:
-        records: the whole dataset or a split of it; what is packed, if it is, is exactly these records.
-        side: shorter side of the packed pictures.
-        folder: where the pack is, or will be; None for the user's cache.
-        confirm: asked before a pack is made; None never makes one, and logs how to.
-        on_error: as in `pack`.
-    """
-    found = fresh_pack(records, side, folder)
-    if found is not None:
-        return found
-    offer = f"{records.name} has no pack of side {side}: every epoch decodes {len(records):,} files again"
-    if confirm is not None and confirm(f"{offer}. Make one now?"):
-        return pack(records, side, folder, on_error=on_error)
-    log.warning("%s. `roadmap data pack NAME %s --side %d` makes one.", offer, records.root, side)
-    return None

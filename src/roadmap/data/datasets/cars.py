@@ -16,7 +16,7 @@ DEVKIT = {"cars_train": "devkit/cars_train_annos.mat", "cars_test": "devkit/cars
 DEVKIT_BESIDE = {"cars_test": "cars_test_annos_withlabels.mat"}  # published apart from the devkit
 
 
-def cars(root: Path) -> Records:
+def cars_records(root: Path) -> Records:
     """Records from cars_annos.mat and car_ims/, or from the devkit, cars_train/ and cars_test/."""
     folder = home("cars", root, ALL, DEVKIT["cars_train"])
     if (folder / ALL).is_file():

@@ -12,7 +12,7 @@ from roadmap.data.records import Records
 LAST_TRAINING_CLASS = 100
 
 
-def cub(root: Path) -> Records:
+def cub_records(root: Path) -> Records:
     """Records of CUB_200_2011/. Its train_test_split.txt is for classification and is not used."""
     folder = home("cub", root, "images.txt")
     names = dict(rows(folder / "images.txt", 2))

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roadmap.data.datasets.sources import home, rows
-from roadmap.data.records import Records, numbered
+from roadmap.data.records import Records, numbers_of
 
 LISTS = "Inat_dataset_splits/Inaturalist_{split}_set1.txt"
 PICTURES = "train_val2018"
 TEST_FRACTION = 0.3
 
 
-def inaturalist(root: Path) -> Records:
+def inaturalist_records(root: Path) -> Records:
     """Records by SmoothAP's lists when they are there; else a 70/30 split of the classes, said aloud.
 
     SmoothAP's lists name one picture a line, .../KINGDOM/SPECIES/name.jpg, below train_val2018/.
@@ -66,8 +66,8 @@ def _records(
     notes: tuple[str, ...] = (),
 ) -> Records:
     """The folders say the classes: train_val2018/KINGDOM/SPECIES/name.jpg."""
-    labels, class_names = numbered([path.split("/")[-2] for path in paths])
-    categories, category_names = numbered([path.split("/")[-3] for path in paths])
+    labels, class_names = numbers_of([path.split("/")[-2] for path in paths])
+    categories, category_names = numbers_of([path.split("/")[-3] for path in paths])
     return Records(
         "inaturalist", folder, tuple(paths), labels, class_names, categories, category_names, splits=splits, notes=notes
     )

@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 
 from roadmap.data.datasets.sources import explanation, home, present, rows
-from roadmap.data.records import Records, numbered
+from roadmap.data.records import Records, numbers_of
 
 PARTITIONS = ("Eval/list_eval_partition.txt", "list_eval_partition.txt")
 BOXES = ("Anno/list_bbox_inshop.txt", "list_bbox_inshop.txt")
 
 
-def inshop(root: Path) -> Records:
+def inshop_records(root: Path) -> Records:
     """Records of the benchmark's folder. Categories are the folders: WOMEN/Dresses and so on."""
     folder = home("inshop", root, *PARTITIONS)
     partition = next(p for name in PARTITIONS if (p := present(folder / name)))
     lines = rows(partition, 3, header=2)  # a count, then: image_name item_id evaluation_status
     names = [line[0] for line in lines]
-    labels, class_names = numbered([line[1] for line in lines])
-    categories, category_names = numbered(["/".join(name.split("/")[1:3]) for name in names])
+    labels, class_names = numbers_of([line[1] for line in lines])
+    categories, category_names = numbers_of(["/".join(name.split("/")[1:3]) for name in names])
     boxes = None
     if found := next((p for name in BOXES if (p := present(folder / name))), None):
         # image_name clothes_type pose_type x_1 y_1 x_2 y_2

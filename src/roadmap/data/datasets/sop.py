@@ -10,7 +10,7 @@ from roadmap.data.datasets.sources import home, ranks, rows
 from roadmap.data.records import Records
 
 
-def sop(root: Path) -> Records:
+def sop_records(root: Path) -> Records:
     """Records of Stanford_Online_Products/, split by its own two lists."""
     folder = home("sop", root, "Ebay_train.txt")
     listed = {split: rows(folder / f"Ebay_{split}.txt", 4, header=1) for split in ("train", "test")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Source:
+class Publication:
     """What a person needs to get a dataset, and what `data check` compares with.
 
     Attributes:
@@ -32,22 +32,22 @@ _REVISITED = (
     "cmp.felk.cvut.cz/revisitop (data/datasets/{name}/gnd_{name}.pkl)"
 )
 
-SOURCES: dict[str, Source] = {
-    "cub": Source(
+SOURCES: dict[str, Publication] = {
+    "cub": Publication(
         "Caltech-UCSD Birds-200-2011",
         "data.caltech.edu/records/65de6-vp158 (CUB_200_2011.tgz, 1.1 GB)",
         "images.txt, image_class_labels.txt, images/ (classes.txt and bounding_boxes.txt are used when there)",
         {"train": (5_864, 100), "test": (5_924, 100)},
         ("CUB_200_2011",),
     ),
-    "sop": Source(
+    "sop": Publication(
         "Stanford Online Products",
         "cvgl.stanford.edu/projects/lifted_struct (Stanford_Online_Products.zip, 2.9 GB)",
         "Ebay_train.txt, Ebay_test.txt, bicycle_final/ ... toaster_final/",
         {"train": (59_551, 11_318), "test": (60_502, 11_316)},
         ("Stanford_Online_Products",),
     ),
-    "inaturalist": Source(
+    "inaturalist": Publication(
         "iNaturalist 2018",
         "github.com/visipedia/inat_comp, 2018 (train_val2018.tar.gz, 120 GB; train2018.json, val2018.json); the "
         "retrieval split comes with SmoothAP, github.com/Andrew-Brown1/Smooth_AP (Inat_dataset_splits/)",
@@ -55,14 +55,14 @@ SOURCES: dict[str, Source] = {
         {"train": (325_846, 5_690), "test": (136_093, 2_452)},
         ("iNaturalist", "Inaturalist", "inaturalist"),
     ),
-    "inshop": Source(
+    "inshop": Publication(
         "DeepFashion In-Shop Clothes Retrieval",
         "mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html (by agreement)",
         "Eval/list_eval_partition.txt, Img/img/ (Anno/list_bbox_inshop.txt is used when there)",
         {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
         ("In-shop Clothes Retrieval Benchmark", "In-shop_Clothes_Retrieval_Benchmark", "DeepFashion_InShop"),
     ),
-    "cars": Source(
+    "cars": Publication(
         "Stanford Cars (Cars196)",
         "ai.stanford.edu/~jkrause/cars/car_dataset.html (car_ims.tgz and cars_annos.mat, or the devkit)",
         "cars_annos.mat + car_ims/, or devkit/cars_train_annos.mat, cars_test_annos_withlabels.mat + cars_train/, "
@@ -70,21 +70,21 @@ SOURCES: dict[str, Source] = {
         {"train": (8_054, 98), "test": (8_131, 98)},
         ("cars196", "stanford_cars"),
     ),
-    "sfm120k": Source(
+    "sfm120k": Publication(
         "retrieval-SfM-120k",
         "cmp.felk.cvut.cz/cnnimageretrieval (data/train/ims/ims.tar.gz, data/train/dbs/retrieval-SfM-120k.pkl)",
         "retrieval-SfM-120k.pkl, ims/ with hashed folders: cid[-2:]/cid[-4:-2]/cid[-6:-4]/cid",
         {"train": (91_642, 551), "val": (6_403, 162)},
         ("retrieval-SfM-120k", "retrieval-SfM"),
     ),
-    "roxford5k": Source(
+    "roxford5k": Publication(
         "Revisited Oxford",
         _REVISITED.format(vgg="oxbuildings", name="roxford5k"),
         "gnd_roxford5k.pkl, jpg/",
         {"query": (70, 0), "gallery": (4_993, 0)},
         ("roxford5k",),
     ),
-    "rparis6k": Source(
+    "rparis6k": Publication(
         "Revisited Paris",
         _REVISITED.format(vgg="parisbuildings", name="rparis6k"),
         "gnd_rparis6k.pkl, jpg/",
@@ -93,9 +93,17 @@ SOURCES: dict[str, Source] = {
     ),
 }
 
+OWN = {
+    "folder": "a folder with a folder of pictures per class: ROOT/CLASS/picture.jpg",
+    "table": "a .csv or .parquet file with the columns path and label, one picture a line",
+}
+GLYPH_SIZE = 32  # side of the drawn pictures in pixels
+
 
 def explanation(name: str) -> str:
     """Where the dataset is obtained and which folder is expected, as a sentence or two."""
+    if name in OWN:
+        return f"ROOT is {OWN[name]}."
     source = SOURCES[name]
     return f"{source.title} is obtained from {source.obtained}. Expected below ROOT: {source.layout}."
 

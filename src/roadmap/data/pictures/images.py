@@ -6,12 +6,13 @@ What is decided here, once:
 - 16-bit greyscale is scaled to 8 bits (v / 257), not clipped; CMYK and palettes are converted by Pillow;
   colour profiles are ignored, as every training pipeline compared with here does.
 - More than MAX_PIXELS pixels are refused before anything is decoded.
+- HEIC is read where pillow-heif is installed.
 """
 
 from __future__ import annotations
 
-import io
-import struct
+import functools
+import importlib
 import warnings
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 2**27  # 134 million: larger than any camera of these datasets, 400 MB once decoded
+HEIF_SUFFIXES = frozenset((".heic", ".heif", ".hif"))
+HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
@@ -53,7 +56,7 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning, and notes on odd metadata
-            with Image.open(file) as opened:
+            with _open(file) as opened:
                 width, height = opened.size
                 if width * height > max_pixels:
                     raise PictureError(path, f"{width} x {height} pixels, more than the {max_pixels} allowed")
@@ -61,19 +64,62 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
                     raise PictureError(path, "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damage would go unseen")
                 opened.load()
                 image = _rgb(path, ImageOps.exif_transpose(opened))
-    except PictureError:
+    except (PictureError, MemoryError):  # the machine's memory says nothing about the picture
         raise
-    except FileNotFoundError as error:
-        raise PictureError(path, "the file is missing") from error
-    except UnidentifiedImageError as error:
-        empty = (Path(file).stat().st_size if isinstance(file, (str, Path)) else file.seek(0, io.SEEK_END)) == 0
-        raise PictureError(path, "the file is empty" if empty else "not a picture that Pillow can read") from error
-    except Image.DecompressionBombError as error:
-        raise PictureError(path, f"refused as a decompression bomb ({error})") from error
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, KeyError, struct.error) as error:
-        # Pillow's decoders raise all of these on damaged files
-        raise PictureError(path, f"truncated or corrupt ({error})") from error
+    except Exception as error:  # Pillow's decoders raise whatever comes to them on damaged files
+        raise PictureError(path, _reason(file, error)) from error
     return image if box is None else _cut(path, image, box)
+
+
+def _open(file: File) -> Image.Image:
+    try:
+        return Image.open(file)
+    except UnidentifiedImageError:
+        if not _holds_heif(file) or not reads_heif():
+            raise
+    return Image.open(file)
+
+
+def _reason(file: File, error: Exception) -> str:
+    """Why a picture could not be decoded, in words."""
+    if isinstance(error, FileNotFoundError):
+        return "the file is missing"
+    if isinstance(error, UnidentifiedImageError):
+        if not _first_bytes(file, 1):
+            return "the file is empty"
+        heif = _holds_heif(file) and not reads_heif()
+        return "a HEIC picture: pip install pillow-heif" if heif else "not a picture that Pillow can read"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"refused as a decompression bomb ({error})"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"cannot be read ({error.strerror})"
+    return f"truncated or corrupt ({str(error) or type(error).__name__})"
+
+
+def _first_bytes(file: File, count: int) -> bytes:
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as opened:
+            return opened.read(count)
+    file.seek(0)
+    first = file.read(count)
+    file.seek(0)
+    return first
+
+
+def _holds_heif(file: File) -> bool:
+    first = _first_bytes(file, 12)
+    return first[4:8] == b"ftyp" and first[8:] in HEIF_BRANDS
+
+
+@functools.cache
+def reads_heif() -> bool:
+    """Whether HEIC can be decoded: Pillow needs a companion for it."""
+    try:
+        companion = importlib.import_module("pillow_heif")
+    except ImportError:
+        return False
+    companion.register_heif_opener()
+    return True
 
 
 def _rgb(path: str, image: Image.Image) -> Image.Image:

@@ -18,6 +18,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from roadmap.data.records import Ints, Records
 FORMAT, VERSION = "roadmap-pack", 1
 CHANNELS = 3
 SHARD_COLUMN, OFFSET, HEIGHT, WIDTH, SOURCE_SIZE, SOURCE_MTIME = range(6)
+NO_SOURCE = -2  # instead of size and time, for pictures that were drawn
 
 
 class PackError(ValueError):
@@ -93,14 +95,20 @@ class Pack:
         if not isinstance(about, dict) or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
             raise PackError(f"{folder} is not a pack of version {VERSION}; run `roadmap data pack` again")
         try:
-            index = np.load(folder / about["index"], allow_pickle=False)
-            shards = tuple(_mapped(folder / name, size) for name, size in about["shards"])
-        except (OSError, ValueError) as error:
+            return cls._opened(folder, about)
+        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
             raise PackError(f"{folder} is damaged ({error}); run `roadmap data pack` again") from error
+
+    @classmethod
+    def _opened(cls, folder: Path, about: dict[str, Any]) -> Pack:
+        index = np.load(folder / about["index"], allow_pickle=False)
+        shards = tuple(_mapped(folder / name, size) for name, size in about["shards"])
         keys, paths = tuple(about["keys"]), tuple(about["paths"])
         if index.shape != (len(keys), 6) or len(paths) != len(keys):
-            raise PackError(f"{folder} is damaged (index of shape {index.shape} for {len(keys)} pictures)")
-        _check_extents(folder, index, shards)
+            raise ValueError(f"an index of shape {index.shape} for {len(keys)} pictures")
+        _check_extents(index, shards)
+        if about["index"] != index_name(index):
+            raise ValueError(f"{about['index']} is not what was written")
         return cls(folder, about["side"], Path(about["root"]), paths, keys, index, shards, about["failures"])
 
     def __len__(self) -> int:
@@ -131,6 +139,11 @@ class Pack:
         """Picture `index` as (H, W, 3) uint8, a read-only view."""
         return self.bytes_of(index).reshape(int(self.heights[index]), int(self.widths[index]), CHANNELS)
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the pictures were drawn by the program: there are no files that they come from."""
+        return bool((self.index[:, SOURCE_SIZE] == NO_SOURCE).all())
+
     def usable(self) -> NDArray[np.bool_]:
         """(N,) which pictures were decoded."""
         return self.heights > 0
@@ -142,11 +155,11 @@ class Pack:
         return tuple(
             path
             for path, stamp, then in zip(self.paths, stamps, packed.tolist(), strict=True)
-            if then != [-2, -2] and list(stamp) != then
+            if then != [NO_SOURCE, NO_SOURCE] and list(stamp) != then
         )
 
-    def aligned(self, records: Records) -> Pack:
-        """The same pack with its pictures in the order of `records`, which may be a split or a selection.
+    def of(self, records: Records) -> Pack:
+        """The pack of `records`, a split or a selection: its pictures in their order.
 
         Raises:
             PackError: when pictures are not in the pack.
@@ -164,17 +177,41 @@ class Pack:
         )
 
 
+def drawn_pack(records: Records) -> Pack | None:
+    """The pack that a drawn dataset is kept as, in its own folder; None where the pictures are files.
+
+    Pictures that are files may lie beside a `pack.json` of another program, or beside their own pack.
+
+    Raises:
+        PackError: when it is ours and damaged.
+    """
+    try:
+        about = json.loads((records.root / "pack.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        return None
+    pack = Pack.open(records.root)
+    return pack.of(records) if pack.drawn else None
+
+
 def fresh_pack(records: Records, side: int, folder: Path | None = None) -> Pack | None:
     """The pack of these pictures if there is one and no source changed since; None if not.
 
     Drawn datasets hold their own pack, whatever its side.
     """
-    drawn = folder is None and (records.root / "pack.json").is_file()
+    if folder is None and (drawn := drawn_pack(records)) is not None:
+        return drawn
     try:
-        pack = Pack.open(records.root if drawn else folder or pack_folder(records, side)).aligned(records)
+        pack = Pack.open(folder or pack_folder(records, side)).of(records)
     except PackError:
         return None
-    return None if (pack.side != side and not drawn) or pack.stale() else pack
+    return None if pack.side != side or pack.stale() else pack
+
+
+def index_name(index: Ints) -> str:
+    """The file of an index, named by its content."""
+    return f"index-{hashlib.sha256(index.tobytes()).hexdigest()[:16]}.npy"
 
 
 def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
@@ -185,11 +222,11 @@ def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
     return np.memmap(path, np.uint8, "r")
 
 
-def _check_extents(folder: Path, index: Ints, shards: tuple[NDArray[np.uint8], ...]) -> None:
+def _check_extents(index: Ints, shards: tuple[NDArray[np.uint8], ...]) -> None:
     """No picture may reach outside its file, whatever the index says."""
     sizes = np.asarray([len(shard) for shard in shards] or [0], dtype=np.int64)
     shard, offset, height, width = index[:, :4].T
     inside = (shard >= 0) & (shard < len(sizes)) & (offset >= 0) & (height >= 0) & (width >= 0)
     inside &= offset + height * width * CHANNELS <= sizes[np.clip(shard, 0, len(sizes) - 1)]
     if not inside.all():
-        raise PackError(f"{folder} is damaged (picture {int(np.argmin(inside))} reaches outside its file)")
+        raise ValueError(f"picture {int(np.argmin(inside))} reaches outside its file")

@@ -26,7 +26,7 @@ _Process = subprocess.Popen[bytes]
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from roadmap.data.pictures.processes import serve; serve()"
 
 
-def worked(
+def answers(
     function: Callable[[Task], Result], tasks: Sequence[Task], workers: int | None
 ) -> Iterator[tuple[Task, Result]]:
     """Each task and what the function made of it, in the order in which they are finished.
@@ -48,9 +48,9 @@ def worked(
     pool = ThreadPoolExecutor(count)  # a thread waits for each process
     try:
         for _ in range(count):
-            processes.append(_started())
+            processes.append(_start())
             idle.put(processes[-1])
-        waiting = {pool.submit(_answered, idle, function, task): task for task in tasks}
+        waiting = {pool.submit(_answer, idle, function, task): task for task in tasks}
         while waiting:
             ready: set[Future[Result]] = wait(waiting, return_when=FIRST_COMPLETED).done
             yield from ((waiting.pop(future), future.result()) for future in ready)
@@ -60,14 +60,14 @@ def worked(
             _stop(process)
 
 
-def _started() -> _Process:
+def _start() -> _Process:
     # one thread each: there are as many processes as cores already
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _PROGRAM, *sys.path]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
-def _answered(idle: SimpleQueue[_Process], function: Callable[[Task], Result], task: Task) -> Result:
+def _answer(idle: SimpleQueue[_Process], function: Callable[[Task], Result], task: Task) -> Result:
     process = idle.get()
     assert process.stdin is not None
     assert process.stdout is not None
@@ -106,7 +106,7 @@ def serve() -> None:
         try:
             answer: tuple[Any, Exception | None] = function(task), None
         except Exception as error:
-            answer = None, _crossing(error)
+            answer = None, _portable(error)
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
         answers.flush()
 
@@ -119,7 +119,7 @@ def _next(tasks: IO[bytes]) -> tuple[Callable[[Any], Any], Any] | None:
     return asked
 
 
-def _crossing(error: Exception) -> Exception:
+def _portable(error: Exception) -> Exception:
     """The error itself where it survives pickling, else its words."""
     try:
         return error if isinstance(pickle.loads(pickle.dumps(error)), type(error)) else RuntimeError(repr(error))

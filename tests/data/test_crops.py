@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,13 +13,11 @@ from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as tv
 
-from roadmap.data.batches.augment import (
-    CentreCrop,
-    RandomCrop,
-    Windows,
+from roadmap.data.batches.crops import CentreCrop, RandomCrop, Windows
+from roadmap.data.batches.resampling import (
     batched_crops,
     cpu_crop,
-    normalised,
+    network_input,
     resized_crops,
 )
 
@@ -66,10 +65,16 @@ def compared(crop: RandomCrop | CentreCrop, position: int, device: str, cropper:
 
 def torchvision_centre(image, crop: CentreCrop) -> torch.Tensor:
     chw = torch.from_numpy(image).permute(2, 0, 1).float()
-    return tv.center_crop(tv.resize(chw, [crop.resize], antialias=True), [crop.size, crop.size])
+    resized = [crop.resize, crop.resize] if crop.squeeze else [crop.resize]
+    return tv.center_crop(tv.resize(chw, resized, antialias=True), [crop.size, crop.size])
 
 
-@pytest.mark.parametrize("crop", [*map(RandomCrop, (1, 16, 37, 64)), CentreCrop(20, 20), CentreCrop(37, 64)], ids=str)
+SQUEEZED = [CentreCrop(20, 20, squeeze=True), CentreCrop(37, 64, squeeze=True), RandomCrop(37, squeeze=True)]
+
+
+@pytest.mark.parametrize(
+    "crop", [*map(RandomCrop, (1, 16, 37, 64)), CentreCrop(20, 20), CentreCrop(37, 64), *SQUEEZED], ids=str
+)
 @pytest.mark.parametrize("position", range(4))
 def test_given_boxes_are_resampled_as_torchvision_does(crop, position):
     assert compared(crop, position, "cpu", "matrices") < 0.01  # of 255 levels
@@ -77,7 +82,7 @@ def test_given_boxes_are_resampled_as_torchvision_does(crop, position):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cropper", CROPPERS)
-@pytest.mark.parametrize("crop", [*map(RandomCrop, (1, 16, 64, 224)), CentreCrop(224, 256)], ids=str)
+@pytest.mark.parametrize("crop", [*map(RandomCrop, (1, 16, 64, 224)), CentreCrop(224, 256), *SQUEEZED], ids=str)
 @pytest.mark.parametrize("position", range(4))
 def test_on_the_gpu_as_torchvision_does(crop, position, cropper):
     assert compared(crop, position, "cuda", cropper) < 0.01
@@ -93,17 +98,20 @@ def test_the_cpu_path_is_within_a_level_of_the_batched_one():
     assert (batched - single.float()).abs().max() < 1.01
 
 
+@pytest.mark.parametrize("squeeze", [False, True])
 @pytest.mark.parametrize(("size", "resize"), [(24, 32), (32, 32), (20, 23)])
-def test_centre_crops_are_resize_then_centercrop(size, resize):
-    crop = CentreCrop(size, resize)
+def test_centre_crops_are_resize_then_centercrop(size, resize, squeeze):
+    """Squeezed: SOP's released code, which resizes to a square and loses the aspect."""
+    crop = CentreCrop(size, resize, squeeze=squeeze)
+    resized = [resize, resize] if squeeze else [resize]
     images, flat, starts, heights, widths = pictures()
     windows = crop.windows(heights, widths)
     batched = levels(resized_crops(torch.from_numpy(flat), starts, widths, windows, crop), crop)
     for i, image in enumerate(images):
         chw = torch.from_numpy(image).permute(2, 0, 1)
-        theirs = tv.center_crop(tv.resize(chw.float(), [resize], antialias=True), [size, size])
+        theirs = tv.center_crop(tv.resize(chw.float(), resized, antialias=True), [size, size])
         assert (batched[i] - theirs).abs().max() < 0.01
-        theirs = tv.center_crop(tv.resize(chw, [resize], antialias=True), [size, size])
+        theirs = tv.center_crop(tv.resize(chw, resized, antialias=True), [size, size])
         assert torch.equal(cpu_crop(image, windows, i, size), theirs)
 
 
@@ -112,7 +120,7 @@ def test_a_batch_in_chunks_is_the_same_batch(monkeypatch):
     _, flat, starts, heights, widths = pictures()
     windows = crop.windows(heights, widths, crop.draws(5, 0, 0))
     whole = resized_crops(torch.from_numpy(flat), starts, widths, windows, crop)
-    monkeypatch.setattr("roadmap.data.batches.augment._CHUNK_BYTES", 1)
+    monkeypatch.setattr("roadmap.data.batches.resampling._CHUNK_BYTES", 1)
     parts = resized_crops(torch.from_numpy(flat), starts, widths, windows, crop)
     torch.testing.assert_close(whole, parts, atol=1e-5, rtol=0)
 
@@ -131,7 +139,7 @@ def test_nothing_outside_the_box_is_seen():
 
 def test_normalisation_by_hand():
     crop = CentreCrop(2, 2, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
-    out = normalised(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8), crop)
+    out = network_input(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8), crop)
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
     assert out.dtype == torch.float32
 
@@ -186,6 +194,40 @@ def test_the_distribution_is_torchvisions(height, width):
     limit = 2.2 * math.sqrt(2 / count)  # a false alarm in about 10,000 for each
     for view in views:
         assert kolmogorov(view(theirs), view(ours)) < limit
+
+
+@pytest.mark.parametrize(("height", "width"), [(500, 100), (60, 400), (256, 256)])
+def test_squeezed_crops_are_distributed_as_in_a_square(height, width):
+    """Resize((256, 256)) then RandomResizedCrop: which part of the picture is seen, in shares of its sides."""
+    count = 4_000
+    theirs = drawn_by_torchvision(256, 256, count) / 256
+    crop = RandomCrop(squeeze=True)
+    windows = crop.windows(np.full(count, height), np.full(count, width), crop.draws(count, 0, 0))
+    rows, columns = windows.rows / height, windows.columns / width
+    ours = np.stack([rows[:, 0], columns[:, 0], rows[:, 1], columns[:, 1]], 1)
+    limit = 2.2 * math.sqrt(2 / count) + 1 / 60  # whole pixels of our picture and of their square
+    for view in (lambda d: d[:, 2], lambda d: d[:, 3], lambda d: d[:, 0] + d[:, 2] / 2, lambda d: d[:, 2] * d[:, 3]):
+        assert kolmogorov(view(theirs), view(ours)) < limit
+    plain = dataclasses.replace(crop, squeeze=False)
+    boxes = plain.windows(np.full(count, height), np.full(count, width), crop.draws(count, 0, 0))
+    assert (kolmogorov(boxes.rows[:, 1] / height, rows[:, 1]) > 0.2) == (height != width)  # it makes a difference
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10**6))
+def test_squeezed_windows_lie_inside_the_picture(height, width, position):
+    crop = RandomCrop(squeeze=True)
+    windows = crop.windows(np.full(8, height), np.full(8, width), crop.draws(8, 1, position))
+    for axis, length in ((windows.rows, height), (windows.columns, width)):
+        assert (axis[:, 0] >= 0).all()
+        assert (axis[:, 1] >= 1).all()
+        assert (axis[:, 0] + axis[:, 1] <= length).all()
+
+
+def test_the_whole_of_a_squeezed_picture_is_the_whole_picture():
+    crop = RandomCrop(scale=(1.0, 1.0), ratio=(1.0, 1.0), squeeze=True)
+    windows = crop.windows(np.asarray([7, 300]), np.asarray([500, 20]), crop.draws(2, 0, 0))
+    assert windows.rows[:, :2].tolist() == [[0, 7], [0, 300]]
+    assert windows.columns[:, :2].tolist() == [[0, 500], [0, 20]]
 
 
 def test_the_fallback_is_torchvisions():
