@@ -113,7 +113,7 @@ def _before(job: Job) -> dict[str, dict[str, float]]:
 def _train(job: Job) -> None:
     """All remaining epochs."""
     sampler = job.sampler
-    sampler.position = job.state.step
+    sampler.seek(job.state.step)
     batches = job.pictures.training(job.splits.train, sampler)
     watch = Watch(job.splits.train, scaled=job.state.scaler is not None)
     job.display.training(job.settings.epochs * sampler.batches, job.state.step, job.settings.data.batch_size)
