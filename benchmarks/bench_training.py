@@ -33,11 +33,11 @@ from roadmap.config.settings import (
 from roadmap.data import Records
 from roadmap.data.pictures.packing import pack_of
 from roadmap.engine.display import Display
-from roadmap.engine.fit import train_epoch
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
-from roadmap.engine.splits import records_of, splits_of
-from roadmap.engine.step import Watch
+from roadmap.engine.loop import train_epoch
+from roadmap.engine.splits import records_of, sampler_of, splits_of
+from roadmap.engine.watch import Watch
 from roadmap.models import retriever
 from roadmap.runs import Run
 
@@ -79,7 +79,8 @@ def job(name: str, batch: int, mode: str, options: argparse.Namespace, records: 
     splits = splits_of(records, settings.data, settings.select)
     torch.manual_seed(0)
     model = retriever(settings.model, settings.data.image)
-    return job_of(settings, fabric, splits, model, Run.create(settings), Display(quiet=True))
+    sampler = sampler_of(splits.train, settings.data, settings.seed)
+    return job_of(settings, fabric, splits, sampler, model, Run.create(settings), Display(quiet=True))
 
 
 def bare(job: Job, steps: int) -> Callable[[], int]:

@@ -7,16 +7,64 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor, nn
 
-from roadmap.data import CentreCrop, Records, evaluation_batches, pack
-from roadmap.embeddings import Embeddings, embedded
+from roadmap.embeddings import Embeddings
+
+FILES = Path(__file__).parent / "files"
 
 
 def some(dtype: torch.dtype = torch.float32, ids: bool = True) -> Embeddings:
     labels = torch.tensor([2**53 + 1, -4, 2**53])
     return Embeddings(torch.randn(3, 5).to(dtype), labels, ("a/ü.jpg", "b.jpg", "c.jpg") if ids else None)
+
+
+ABOUT = {"model": "0f" * 32, "crop": {"image": 224, "resize": 256}, "precision": "bf16", "root": "/photos/\udcff"}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_class_names_and_origin_travel_with_the_vectors(tmp_path: Path, suffix: str) -> None:
+    names = ("Möwe", "wren/é", "")
+    saved = Embeddings(torch.eye(3), torch.tensor([2, -1, 0]), ("x", "y\udce9", "z"), names, ABOUT)
+    saved.save(tmp_path / f"x{suffix}")
+    loaded = Embeddings.load(tmp_path / f"x{suffix}")
+    assert loaded.class_names == names
+    assert loaded.about == ABOUT
+    assert loaded.ids == saved.ids  # also names that are not valid text
+    assert loaded.to("cpu").about == ABOUT
+    some = loaded.select(torch.tensor([2, 0]))
+    assert (some.ids, some.labels.tolist(), some.class_names) == (("z", "x"), [0, 2], names)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_files_of_the_first_version_still_load(suffix: str) -> None:
+    """Written before embeddings had class names."""
+    loaded = Embeddings.load(FILES / f"embeddings_version_1{suffix}")
+    assert loaded.labels.tolist() == [5, -4, 2**53 + 1, 5]
+    assert loaded.ids == ("a/ü.jpg", "b.jpg", "c d.png", "e.jpg")
+    assert loaded.vectors[0].tolist() == pytest.approx([0.8033, 0.1748, 0.0890], abs=1e-4)
+    assert (loaded.class_names, loaded.about) == ((), {})
+
+
+def test_labels_must_have_a_name_each() -> None:
+    for labels in ([0, 3], [-2, 0]):
+        with pytest.raises(ValueError, match=r"labels must lie in 0..2 \(or -1 for none\), one for each of"):
+            Embeddings(torch.eye(2), torch.tensor(labels), class_names=("a", "b", "c"))
+
+
+def test_bytes_are_the_names_that_they_spell(tmp_path: Path) -> None:
+    """numpy's S beside its U: an id that is written with one is the id that is written with the other."""
+    labels, ids = np.array([b"wren", "Möwe".encode()]), np.array([b"a", b"b"])
+    np.savez(tmp_path / "s.npz", vectors=np.eye(2), labels=labels, ids=ids)
+    loaded = Embeddings.load(tmp_path / "s.npz")
+    assert loaded.ids == ("a", "b")
+    assert loaded.class_names == ("Möwe", "wren")
+    assert loaded.labels.tolist() == [1, 0]
+
+
+def test_what_others_call_about_is_not_ours(tmp_path: Path) -> None:
+    for about in (np.eye(2), np.array("birds of 2019"), np.array("[1]")):
+        np.savez(tmp_path / "x.npz", vectors=np.eye(2), labels=np.arange(2), about=about)
+        assert Embeddings.load(tmp_path / "x.npz").about == {}
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
@@ -39,6 +87,7 @@ def test_files_from_elsewhere_are_understood(tmp_path: Path) -> None:
     )
     loaded = Embeddings.load(path)
     assert loaded.labels.tolist() == [1, 0, 1]
+    assert loaded.class_names == ("gull", "wren")
     assert loaded.ids == ("x", "y", "z")
     np.savez(path, embeddings=np.eye(3), labels=np.array([1, 2, 3], np.uint8))
     assert Embeddings.load(path).labels.dtype == torch.int64
@@ -97,141 +146,3 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     assert torch.equal(Embeddings.load(tmp_path / "x.npz").vectors, old.vectors)
     assert len(list(tmp_path.iterdir())) == 1
-
-
-# ---------------------------------------------------------------- pictures -> Embeddings
-
-
-class Colour(nn.Module):
-    """The mean colour of a picture; remembers how it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(3))
-        self.frozen = nn.Dropout(0.5).eval()
-        self.modes: list[bool] = []
-        self.seen: list[torch.dtype] = []
-
-    def forward(self, images: Tensor) -> Tensor:
-        assert len(images) > 0
-        self.modes.append(self.training)
-        found = images.mean((2, 3)) @ self.weight
-        self.seen.append(found.dtype)
-        return found
-
-
-def coloured(folder: Path, count: int = 7, labels: list[int] | None = None) -> Records:
-    """Pictures of one level of grey each: 0, 30, 60, ..."""
-    folder.mkdir(exist_ok=True)
-    for i in range(count):
-        Image.fromarray(np.full((10, 12, 3), 30 * i, np.uint8)).save(folder / f"{i}.png")
-    return Records(
-        "grey", folder, tuple(f"{i}.png" for i in range(count)), np.asarray(labels or range(100, 100 + count))
-    )
-
-
-CROP = CentreCrop(8, 8, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-
-
-def levels(embeddings: Embeddings) -> list[int]:
-    return [round(255 * value) for value in embeddings.vectors[:, 0].tolist()]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_rows_are_in_the_order_of_the_records_with_labels_and_names(tmp_path: Path, packed: bool) -> None:
-    whole = coloured(tmp_path / "grey")
-    some = whole.select([5, 0, 3, 6, 1])
-    pictures = pack(whole, 10, tmp_path / "pack", workers=0, progress=False).of(some) if packed else None
-    found = embedded(Colour(), evaluation_batches(some, CROP, batch_size=2, pictures=pictures, workers=0))
-    assert levels(found) == [150, 0, 90, 180, 30]
-    assert found.labels.tolist() == [105, 100, 103, 106, 101]
-    assert found.ids == ("5.png", "0.png", "3.png", "6.png", "1.png")
-    assert found.vectors.dtype == torch.float32
-
-
-def test_names_that_are_not_distinct_are_left_out(tmp_path: Path) -> None:
-    twice = coloured(tmp_path / "grey").select([1, 2, 1])
-    found = embedded(Colour(), evaluation_batches(twice, CROP, workers=0))
-    assert found.ids is None
-    assert levels(found) == [30, 60, 30]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_evaluated_and_left_in_the_mode_it_was_in(tmp_path: Path, training: bool) -> None:
-    model = Colour().train(training)
-    model.frozen.eval()
-    embedded(model, evaluation_batches(coloured(tmp_path / "grey"), CROP, workers=0))
-    assert model.modes == [False]
-    assert model.training is training
-    assert model.frozen.training is False  # also parts that have a mode of their own
-
-
-def test_the_mode_comes_back_after_an_error_too(tmp_path: Path) -> None:
-    class Failing(Colour):
-        def forward(self, images: Tensor) -> Tensor:
-            raise RuntimeError("out of memory")
-
-    model = Failing().train()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        embedded(model, evaluation_batches(coloured(tmp_path / "grey"), CROP, workers=0))
-    assert model.training
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_pictures_that_cannot_be_read_are_left_out(tmp_path: Path, packed: bool) -> None:
-    whole = coloured(tmp_path / "grey")
-    for name in ("0.png", "4.png", "6.png"):  # the last is a batch of its own
-        (tmp_path / "grey" / name).write_bytes(b"")
-    pictures = pack(whole, 10, tmp_path / "pack", workers=0, on_error="skip", progress=False) if packed else None
-    batches = evaluation_batches(whole, CROP, batch_size=3, pictures=pictures, workers=0, on_error="skip")
-    found = embedded(Colour(), batches)
-    assert levels(found) == [30, 60, 90, 150]
-    assert found.labels.tolist() == [101, 102, 103, 105]
-    assert found.ids == ("1.png", "2.png", "3.png", "5.png")
-    assert set(batches.skipped) == {"0.png", "4.png", "6.png"}
-
-
-def test_nothing_to_embed(tmp_path: Path) -> None:
-    none = coloured(tmp_path / "grey").select([])
-    with pytest.raises(ValueError, match="grey: there is no picture to embed"):
-        embedded(Colour(), evaluation_batches(none, CROP, workers=0))
-
-
-def test_autocast_is_for_the_model_alone(tmp_path: Path) -> None:
-    whole = coloured(tmp_path / "grey")
-    model = Colour()
-    half = embedded(model, evaluation_batches(whole, CROP, workers=0), autocast=torch.bfloat16)
-    full = embedded(model, evaluation_batches(whole, CROP, workers=0))
-    assert model.seen == [torch.bfloat16, torch.float32]
-    assert half.vectors.dtype == torch.float32
-    assert not torch.equal(half.vectors, full.vectors)
-    torch.testing.assert_close(half.vectors, full.vectors, rtol=1e-2, atol=1e-3)
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_embeddings_are_ordinary_tensors(tmp_path: Path) -> None:
-    """What was computed without gradients can be used with them, and be changed."""
-    found = embedded(Colour(), evaluation_batches(coloured(tmp_path / "grey"), CROP, workers=0))
-    weight = torch.ones(3, requires_grad=True)
-    (found.vectors @ weight).sum().backward()
-    assert weight.grad is not None
-    found.vectors.mul_(2)
-    found.labels.add_(1)
-    assert not found.vectors.requires_grad
-
-
-def test_a_model_can_be_trained_after_it_was_evaluated(tmp_path: Path) -> None:
-    """What it keeps from the evaluation, such as a table of positions, must not be in its way."""
-
-    class Remembering(Colour):
-        table: Tensor | None = None
-
-        def forward(self, images: Tensor) -> Tensor:
-            if self.table is None:
-                self.table = torch.ones(3, device=images.device)
-            return images.mean((2, 3)) @ self.weight * self.table
-
-    model = Remembering().train()
-    embedded(model, evaluation_batches(coloured(tmp_path / "grey"), CROP, workers=0))
-    model(torch.rand(2, 3, 8, 8)).sum().backward()
-    assert model.weight.grad is not None

@@ -17,14 +17,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from roadmap.config.composition import composed
+from roadmap.config.composition import settings_from
 from roadmap.config.settings import Settings
-from roadmap.data import fresh_pack
+from roadmap.data import drawn_pack
+from roadmap.encoder import Encoder
 from roadmap.engine import fit
-from roadmap.engine.pictures import Pictures
-from roadmap.engine.splits import records_of
-from roadmap.models import load_checkpoint, retriever
-from roadmap.report.retrievals import Collection, retrieval_page
+from roadmap.evaluation import evaluate
+from roadmap.hardware import device_of, in_layout
+from roadmap.models import retriever
+from roadmap.report import Album, retrieval_page
 from roadmap.runs import Run
 
 LOSSES = {"smoothap": "SmoothAP", "supap": "SupAP", "roadmap": "ROADMAP"}
@@ -41,25 +42,22 @@ def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
     folder = out / "runs" / loss
     if (folder / "config.yaml").is_file():  # of an earlier demonstration
         shutil.rmtree(folder)
-    settings = composed(["recipe=glyphs", f"loss={loss}", *overrides])
+    settings = settings_from(["recipe=glyphs", f"loss={loss}", *overrides])
     settings.run = str(folder)
     return settings
 
 
-def write_page(path: Path, settings: Settings, runs: Mapping[str, Run], metrics: Metrics) -> None:
-    """The same queries, and what the untrained network and each loss retrieve for them."""
-    glyphs = records_of(settings.data)
-    test = glyphs.split("test")
+def write_page(path: Path, settings: Settings, runs: Mapping[str, Run]) -> None:
+    """The same queries, and what the network before training and each loss retrieve for them."""
+    encoders = {name: Encoder.open(run.folder) for name, run in runs.items()}
+    records = next(iter(encoders.values())).records()
     torch.manual_seed(settings.seed)
-    models = {UNTRAINED: retriever(settings.model, settings.data.image)}
-    models |= {name: load_checkpoint(run.best)[0] for name, run in runs.items()}
-    vectors = {}
-    for name, model in models.items():
-        pictures = Pictures(settings, model, torch.device("cpu"), quiet=True)
-        pictures.packed(glyphs)
-        vectors[name] = pictures.embedded(model, test, None)
-    shown = Collection(vectors, test, fresh_pack(test, settings.data.side))
-    retrieval_page(path, "Characters never seen in training", shown, metrics=metrics)
+    device = device_of(settings.hardware.device)
+    first = in_layout(retriever(settings.model, settings.data.image).to(device), settings.hardware)
+    encoders = {UNTRAINED: Encoder.of(first, settings, device), **encoders}
+    pack = drawn_pack(records)
+    found = {name: evaluate(encoder, records, pack=pack, progress=False) for name, encoder in encoders.items()}
+    retrieval_page(path, "Characters never seen in training", found, Album(records.split("test"), pack))
 
 
 def print_table(metrics: Metrics) -> None:
@@ -90,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (before,), (metrics[name],) = summary["before"].values(), summary["after"].values()
         metrics = {UNTRAINED: before} | metrics
     page = options.out / "retrievals.html"
-    write_page(page, settings, runs, metrics)
+    write_page(page, settings, runs)
     print()
     print_table(metrics)
     print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")

@@ -1,45 +1,55 @@
-"""Pictures -> Embeddings: vectors with their labels and names, in memory and on disk.
+"""Embeddings: vectors with their labels, names and origin, in memory and on disk.
 
 What is loaded cannot run code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
 from roadmap.atomic import whole_file
-from roadmap.data import Batches, picture_key
+from roadmap.data import UNLABELLED
 
-# What the three parts are called in files from elsewhere; ours come first.
+# What the parts are called in files from elsewhere; ours come first.
 NAMES = {
     "vectors": ("vectors", "embeddings", "features"),
     "labels": ("labels", "targets", "classes"),
     "ids": ("ids", "names", "paths"),
+    "class_names": ("class_names",),
+    "about": ("about",),
 }
+NEEDED = ("vectors", "labels")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Embeddings:
-    """N vectors of D dimensions, an integer label for each and, optionally, a distinct name for each.
+    """N vectors of D dimensions, what each is of, and where they come from.
 
-    Args:
+    Attributes:
         vectors: (N, D), any float type.
-        labels: (N,) int64.
-        ids: N distinct strings, such as file names; they tell which gallery item is the query itself.
+        labels: (N,) int64; where there are class names, -1 is a picture without a label.
+        ids: N distinct strings, such as file names below a folder; they tell which gallery item is the query itself.
+        class_names: class_names[i] names label i; () where labels are mere numbers.
+        about: plain JSON values: "model" (its digest), "name", "crop", "precision", "dataset", "root" (the folder that
+            ids are relative to), "skipped" (picture -> why it could not be embedded).
     """
 
     vectors: Tensor
     labels: Tensor
     ids: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not self.vectors.is_floating_point():
@@ -55,12 +65,28 @@ class Embeddings:
             raise ValueError(
                 f"ids must be {len(self.vectors)} distinct names, got {len(self.ids)}, {len(set(self.ids))} distinct"
             )
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        if not self.class_names or not len(self):
+            return
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < UNLABELLED or high >= len(self.class_names):
+            raise ValueError(
+                f"labels must lie in 0..{len(self.class_names) - 1} (or {UNLABELLED} for none), one for each of the "
+                f"{len(self.class_names)} class names, got {low}..{high}"
+            )
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def to(self, device: torch.device | str) -> Embeddings:
-        return Embeddings(self.vectors.to(device), self.labels.to(device), self.ids)
+        return dataclasses.replace(self, vectors=self.vectors.to(device), labels=self.labels.to(device))
+
+    def select(self, rows: Tensor) -> Embeddings:
+        """Those of some rows (int64), in that order."""
+        ids = None if self.ids is None else tuple(self.ids[i] for i in rows.tolist())
+        return dataclasses.replace(self, vectors=self.vectors[rows], labels=self.labels[rows], ids=ids)
 
     def save(self, path: str | Path) -> None:
         """Write a .npz or .safetensors file, whole or not at all."""
@@ -71,7 +97,7 @@ class Embeddings:
     def load(cls, path: str | Path) -> Embeddings:
         """Read a .npz or .safetensors file, ours or one that names its parts as in `NAMES`.
 
-        Labels may be integers or, in a .npz file, strings, which are numbered in alphabetical order.
+        Labels may be integers or, in a .npz file, strings: these become the class names, in alphabetical order.
         """
         path = Path(path)
         if not path.is_file():
@@ -79,59 +105,7 @@ class Embeddings:
         return _SUFFIXES[_suffix(path)][0](path)
 
 
-# Not inference mode: a model may keep what it computes here, such as a table of positions, and be trained afterwards.
-@torch.no_grad()
-def embedded(
-    model: nn.Module, batches: Batches, autocast: torch.dtype | None = None, progress: bool | None = None
-) -> Embeddings:
-    """The embeddings of all pictures that `batches` delivers, float32, on the device that it delivers to.
-
-    The model is put into evaluation mode, and all its parts back into the mode they were in. Pictures that `batches`
-    skips are left out; `batches.skipped` names them.
-
-    Args:
-        model: images (B, 3, S, S) -> (B, D).
-        batches: from `roadmap.data.evaluation_batches`.
-        autocast: float16 or bfloat16 for the model's arithmetic; None for float32.
-        progress: show a bar; None: where a person watches and it takes long.
-    """
-    from tqdm import tqdm
-
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    bar = tqdm(
-        total=len(batches.records),
-        desc="embedding",
-        unit=" pictures",
-        disable=None if progress is None else not progress,
-        leave=False,
-        delay=2.0,
-    )
-    vectors, places = [], []
-    try:
-        for images, _, indices in batches:
-            if len(indices) == 0:  # none of its pictures could be decoded
-                continue
-            with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
-                vectors.append(model(images).float())
-            places.append(indices)
-            bar.update(len(indices))
-    finally:
-        bar.close()
-        model.train(modes[0][1])  # the model itself comes first
-        for part, training in modes:
-            part.training = training
-    if not vectors:
-        raise ValueError(f"{batches.records.name}: there is no picture to embed")
-    place = torch.cat(places)
-    records, rows = batches.records, place.tolist()
-    names = tuple(picture_key(records, i) for i in rows)
-    labels = torch.from_numpy(records.labels)[place.cpu()]
-    # a list that names a picture twice has no distinct names to offer
-    return Embeddings(torch.cat(vectors), labels.to(place.device), names if len(set(names)) == len(names) else None)
-
-
-def _loaded_npz(path: Path) -> Embeddings:
+def _load_npz(path: Path) -> Embeddings:
     try:
         content = np.load(path, allow_pickle=False)
     except (OSError, ValueError, BadZipFile) as error:
@@ -139,34 +113,42 @@ def _loaded_npz(path: Path) -> Embeddings:
     if not isinstance(content, np.lib.npyio.NpzFile):
         raise ValueError(f"{path} holds a single array; save vectors and labels together with numpy.savez")
     with content:
-        names = {part: _named(part, content.files, path) for part in NAMES}
+        names = {part: _name_in(content.files, part, path) for part in NAMES}
         try:
             arrays = {part: content[name] for part, name in names.items() if name is not None}
         except ValueError as error:
             raise ValueError(f"{path} holds Python objects, which could run code; save plain arrays instead") from error
-    ids = arrays.get("ids")
+    labels, class_names = _numbered(arrays["labels"], path)
     return Embeddings(
         torch.from_numpy(arrays["vectors"]),
-        _integers(arrays["labels"], path),
-        None if ids is None else tuple(map(str, ids.tolist())),
+        labels,
+        None if "ids" not in arrays else _strings(arrays["ids"]),
+        class_names or _strings(arrays.get("class_names", np.array([], dtype=str))),
+        _description(str(arrays["about"]) if "about" in arrays else None),
     )
 
 
-def _loaded_safetensors(path: Path) -> Embeddings:
+def _load_safetensors(path: Path) -> Embeddings:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as content:
             found: dict[str, Tensor] = {
                 part: content.get_tensor(name)
-                for part in ("vectors", "labels")
-                if (name := _named(part, content.keys(), path)) is not None
+                for part in NEEDED
+                if (name := _name_in(content.keys(), part, path)) is not None
             }
-            ids = (content.metadata() or {}).get("ids")
+            texts = content.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} could not be read as .safetensors: {error}") from error
+    labels, _ = _numbered(found["labels"].numpy(), path)
+    ids = texts.get("ids")
     return Embeddings(
-        found["vectors"], _integers(found["labels"].numpy(), path), None if ids is None else tuple(json.loads(ids))
+        found["vectors"],
+        labels,
+        None if ids is None else tuple(json.loads(ids)),
+        tuple(json.loads(texts.get("class_names", "[]"))),
+        _description(texts.get("about")),
     )
 
 
@@ -177,6 +159,10 @@ def _save_npz(embeddings: Embeddings, path: Path) -> None:
     parts = {"vectors": vectors.numpy(), "labels": embeddings.labels.cpu().numpy()}
     if embeddings.ids is not None:
         parts["ids"] = np.array(embeddings.ids, dtype=str)
+    if embeddings.class_names:
+        parts["class_names"] = np.array(embeddings.class_names, dtype=str)
+    if embeddings.about:
+        parts["about"] = np.array(json.dumps(dict(embeddings.about)), dtype=str)
     with whole_file(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **parts)
 
@@ -185,14 +171,19 @@ def _save_safetensors(embeddings: Embeddings, path: Path) -> None:
     from safetensors.torch import save_file
 
     parts = {"vectors": embeddings.vectors.detach().cpu().contiguous(), "labels": embeddings.labels.cpu().contiguous()}
-    metadata = None if embeddings.ids is None else {"ids": json.dumps(embeddings.ids)}
+    texts: dict[str, Any] = {
+        "ids": embeddings.ids,
+        "class_names": embeddings.class_names or None,
+        "about": dict(embeddings.about) or None,
+    }
+    metadata = {name: json.dumps(value) for name, value in texts.items() if value is not None}
     with whole_file(path) as temporary:
-        save_file(parts, temporary, metadata=metadata)
+        save_file(parts, temporary, metadata=metadata or None)
 
 
 _SUFFIXES: dict[str, tuple[Callable[[Path], Embeddings], Callable[[Embeddings, Path], None]]] = {
-    ".npz": (_loaded_npz, _save_npz),
-    ".safetensors": (_loaded_safetensors, _save_safetensors),
+    ".npz": (_load_npz, _save_npz),
+    ".safetensors": (_load_safetensors, _save_safetensors),
 }
 
 
@@ -202,23 +193,44 @@ def _suffix(path: Path) -> str:
     return path.suffix
 
 
-def _named(part: str, found: Iterable[str], path: Path) -> str | None:
+def _name_in(found: Iterable[str], part: str, path: Path) -> str | None:
+    """What a part is called in a file; None: it is not there, and need not be."""
     found = list(found)
     for name in NAMES[part]:
         if name in found:
             return name
-    if part == "ids":
+    if part not in NEEDED:
         return None
     raise ValueError(
         f"{path} has no {part}: expected one of {', '.join(NAMES[part])}, found {', '.join(found) or 'nothing'}"
     )
 
 
-def _integers(labels: np.ndarray[Any, np.dtype[Any]], path: Path) -> Tensor:
+def _strings(values: NDArray[Any]) -> tuple[str, ...]:
+    """Names as they are meant: bytes are text, so that they match the same names written as text."""
+    return tuple(
+        value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+        for value in values.tolist()
+    )
+
+
+def _numbered(labels: NDArray[Any], path: Path) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels as integers; where they are strings, with the names that these number."""
+    names: tuple[str, ...] = ()
     if labels.dtype.kind in "US":
-        labels = np.unique(labels, return_inverse=True)[1].reshape(-1)
+        distinct, labels = np.unique(np.array(_strings(labels.reshape(-1)), dtype=str), return_inverse=True)
+        names, labels = tuple(distinct.tolist()), labels.reshape(-1)
     if labels.dtype.kind not in "iu":
         raise ValueError(f"{path}: labels must be integers or strings, got {labels.dtype}; convert them first")
     if labels.dtype == np.uint64 and labels.size and labels.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{path}: labels must be below 2^63, got {labels.max()}")
-    return torch.from_numpy(labels.astype(np.int64))
+    return torch.from_numpy(labels.astype(np.int64)), names
+
+
+def _description(text: str | None) -> dict[str, Any]:
+    """What a file says of its origin. What somebody else keeps under that name is not ours, and says nothing."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,29 +1,41 @@
-"""Which device and precision a model runs in: the one place that decides what "auto" means."""
+"""Which device, precision and memory layout a model runs in: the one place that decides what "auto" means."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from roadmap.config.settings import DEVICES, HardwareSettings
+from roadmap.config.settings import HardwareSettings, SettingError
 
 Model = TypeVar("Model", bound=nn.Module)
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+KINDS = ("cpu", "cuda", "mps")
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name; "auto" is the GPU where there is one."""
-    if name not in DEVICES:
-        raise ValueError(f"hardware.device must be one of {', '.join(DEVICES)}, got {name!r}")
+    """The device of a name: "cpu", "cuda", "cuda:1", "mps"; "auto" is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("hardware.device=cuda: no CUDA device is visible here; use hardware.device=cpu")
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("hardware.device=mps: there is none here; use hardware.device=cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in KINDS or (device.index is not None and device.type != "cuda"):
+        raise SettingError("hardware.device", f"hardware.device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(
+            "hardware.device", f"hardware.device={name}: no CUDA device is visible here; use hardware.device=cpu"
+        )
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        there = ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        raise SettingError("hardware.device", f"hardware.device={name} is not there; there is {there}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise SettingError("hardware.device", f"hardware.device={name}: there is none here; use hardware.device=cpu")
+    return device
 
 
 def precision_of(settings: HardwareSettings, device: torch.device) -> str:
@@ -40,6 +52,24 @@ def autocast_of(settings: HardwareSettings, device: torch.device) -> torch.dtype
     return _DTYPES[precision_of(settings, device)]
 
 
-def laid_out(model: Model, settings: HardwareSettings) -> Model:
+def in_layout(model: Model, settings: HardwareSettings) -> Model:
     """The model with its weights in the memory layout that is asked for."""
     return model.to(memory_format=torch.channels_last) if settings.channels_last else model  # type: ignore[call-overload]
+
+
+@contextmanager
+def repeatable(settings: HardwareSettings) -> Iterator[None]:
+    """Within, a model gives the same pictures the same bits again: in training, and in any later process.
+
+    What would choose among algorithms by trying them out is off, and the CPU uses as many threads as the run.
+    """
+    cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
+    kept = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    if settings.threads is not None and settings.threads != threads:
+        torch.set_num_threads(settings.threads)
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = kept
+        torch.set_num_threads(threads)

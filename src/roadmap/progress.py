@@ -33,6 +33,11 @@ class Bar:
         if self._bar is not None:
             self._bar.set_description_str(what, refresh=False)
 
+    def print(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stdout)
+
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()

@@ -15,14 +15,16 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as tv
 from typer.testing import CliRunner
 
-import roadmap.cli.sources
+import roadmap.encoder.encoder
+import roadmap.encoder.opening
 from roadmap.cli.app import app
-from roadmap.cli.options import OPTION_OF, readable_size
-from roadmap.config.settings import DataSettings, ModelSettings, Settings
+from roadmap.cli.options import OPTION_OF, advice
+from roadmap.cli.printing import readable_size
+from roadmap.config.settings import DataSettings, ModelSettings, SettingError, Settings
 from roadmap.data import Records, dataset, fresh_pack
 from roadmap.data.pictures.packing import pack_of
 from roadmap.embeddings import Embeddings
-from roadmap.engine.choices import chosen
+from roadmap.engine.splits import division_of
 from roadmap.models import Retriever, retriever, save_checkpoint
 from roadmap.runs import Run
 from tests.data import layouts
@@ -40,8 +42,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layouts.cub_layout(folder)
     model = retriever(ModelSettings("small_cnn", dim=5), IMAGE)
     save_checkpoint(folder / "model.safetensors", model, {"resize": RESIZE})
-    data = DataSettings(name="folder", root=str(folder / "mine"), image=IMAGE, resize=RESIZE, side=24)
+    data = DataSettings(name="folder", root=str(folder / "mine"), image=IMAGE, resize=RESIZE, side=256, batch_size=256)
     run = Run.create(Settings(data=data, run=str(folder / "run")))
+    run.save_division(division_of(dataset("folder", folder / "mine"))[0])
     save_checkpoint(run.best, model, {"resize": RESIZE, "epoch": 7})
     return folder
 
@@ -98,15 +101,15 @@ def test_a_run_knows_its_best_checkpoint_its_pictures_and_how_it_divided_them(
     first, second = Embeddings.load(tmp_path / "a.npz"), Embeddings.load(tmp_path / "b.safetensors")
     assert torch.equal(first.vectors, second.vectors)
     assert first.ids == second.ids
+    assert "next       roadmap evaluate run, which tests on pictures that no training saw" in result.output
     assert "best.safetensors (epoch 7)" in result.output
-    assert "test set" not in result.output
-    records = chosen(Run.open(place / "run").settings(), dataset("folder", place / "mine"), None)[1]
+    records = division_of(dataset("folder", place / "mine"))[0]
     result = called("run/checkpoints/best.safetensors", "--split", "test", "--data", "folder", "--root", "mine")
     assert result.exit_code == 0, result.output
     held = Embeddings.load(tmp_path / "vectors.npz")
     assert held.ids == records.split("test").paths
     assert 0 < len(held) < 24
-    assert "test set: a fifth of the pictures" in result.output
+    assert f"divided as in the run: train {24 - len(held)}, test {len(held)}" in result.output
 
 
 def test_of_a_divided_dataset_the_test_set_is_taken_unless_another_is_asked_for(called: Call, tmp_path: Path) -> None:
@@ -115,10 +118,13 @@ def test_of_a_divided_dataset_the_test_set_is_taken_unless_another_is_asked_for(
         more = [] if split is None else ["--split", split]
         result = called("model.safetensors", "--data", "cub", "--root", "CUB_200_2011", *more)
         assert result.exit_code == 0, result.output
-        assert Embeddings.load(tmp_path / "vectors.npz").ids == part.paths
+        written = Embeddings.load(tmp_path / "vectors.npz")
+        assert (written.ids, written.class_names) == (part.paths, records.class_names)
+        again = "roadmap evaluate model.safetensors --data cub --root CUB_200_2011, which tests on pictures that"
+        assert (again in result.output) == (split is not None)  # training pictures would flatter it
     result = called("model.safetensors", "--data", "cub", "--root", "CUB_200_2011", "--split", "query")
     assert result.exit_code == 1
-    assert "cub has no split 'query'; choose --split from: train, test, all" in result.stderr
+    assert "cub has no split 'query'; choose --split NAME from: train, test, all" in result.stderr
 
 
 def test_a_query_file_is_evaluated_against_a_gallery_file(called: Call, tmp_path: Path) -> None:
@@ -126,7 +132,7 @@ def test_a_query_file_is_evaluated_against_a_gallery_file(called: Call, tmp_path
     result = called("model.safetensors", "--data", "inshop", "--root", root, "--split", "gallery")
     assert "roadmap evaluate QUERY_FILE --gallery GALLERY_FILE" in result.output
     result = called("model.safetensors", "--data", "inshop", "--root", root)
-    assert "inshop has no split 'test'; choose --split from: train, query, gallery, all" in result.stderr
+    assert "inshop has no split 'test'; choose --split NAME from: train, query, gallery, all" in result.stderr
 
 
 def test_any_timm_model_with_weights_from_a_file(called: Call, place: Path, tmp_path: Path) -> None:
@@ -177,13 +183,13 @@ def test_precision_is_that_of_the_model(called: Call, tmp_path: Path) -> None:
 def delivered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     """Of every embedding: whether it read a pack, and the size of its batches."""
     seen: list[tuple[bool, int]] = []
-    original = roadmap.cli.sources.evaluation_batches
+    original = roadmap.encoder.encoder.evaluation_batches
 
     def noted(records: Records, crop: Any, size: int, pictures: Any, *rest: Any, **more: Any) -> Any:
         seen.append((pictures is not None, size))
         return original(records, crop, size, pictures, *rest, **more)
 
-    monkeypatch.setattr(roadmap.cli.sources, "evaluation_batches", noted)
+    monkeypatch.setattr(roadmap.encoder.encoder, "evaluation_batches", noted)
     return seen
 
 
@@ -193,14 +199,13 @@ def test_a_pack_is_made_on_request_and_used_where_there_is_one(
     folder = ["model.safetensors", "--data", "folder", "--root", "mine", "--batch", 9]
     records = dataset("folder", place / "mine")
     for pack in ("auto", "no"):
-        assert called(*folder, "--pack", pack).exit_code == 0
+        assert "read       pictures decoded each time" in called(*folder, "--pack", pack).output
     assert fresh_pack(records, 256) is None
     for pack in ("yes", "auto", "no"):
-        assert called(*folder, "--pack", pack).exit_code == 0
+        said = "decoded each time" if pack == "no" else "read from a pack of side 256"
+        assert f"read       pictures {said}" in called(*folder, "--pack", pack).output
     assert fresh_pack(records, 256) is not None
     assert delivered == [(False, 9), (False, 9), (True, 9), (True, 9), (False, 9)]
-    assert called("run", "--pack", "yes").exit_code == 0  # a run finds the pack that its training made
-    assert fresh_pack(records, 24) is not None
 
 
 def test_drawn_pictures_need_no_root_and_have_no_files(
@@ -210,7 +215,7 @@ def test_drawn_pictures_need_no_root_and_have_no_files(
     records = Records("glyphs", tmp_path / "drawn", names, np.asarray([0, 0, 1]), ("a", "b"), splits=["test"] * 3)
     pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 40, 3), dtype=np.uint8)
     pack_of(iter(pixels), records, 40, tmp_path / "drawn")
-    monkeypatch.setattr(roadmap.cli.sources, "glyphs", lambda: records)
+    monkeypatch.setattr(roadmap.encoder.opening, "dataset", lambda name, root: records)
     for pack in ("auto", "no"):
         result = called("small_cnn", "--data", "glyphs", "--pack", pack)
         assert result.exit_code == 0, result.output
@@ -243,25 +248,37 @@ def test_a_damaged_picture_stops_or_is_left_out(called: Call, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (["model.safetensors"], "--data is missing: which pictures? One of glyphs, cub"),
-        (["model.safetensors", "--data", "cub"], "--data cub needs its pictures: add --root PATH. Caltech-UCSD"),
-        (["model.safetensors", "--data", "folder"], "add --root PATH. PATH is a folder with a folder of pictures per"),
+        (["model.safetensors", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech-UCSD"),
+        (["model.safetensors", "--data", "folder"], "--root is missing: give --root FOLDER. ROOT is a folder with"),
         (["model.safetensors", "--data", "cup"], "unknown dataset 'cup', did you mean 'cub'?"),
         (["model.safetensors", "--data", "sop", "--root", "mine"], "no Ebay_train.txt in mine. Stanford Online"),
         (["model.safetensors", "--data", "folder", "--root", "absent"], "absent is not a folder"),
-        (["model.safetensors", "--data", "folder", "--root", "mine", "--split", "test"], "mine has no split 'test'"),
-        (["model.safetensors", "--weights", "hub", "--data", "folder"], "--weights is for timm models; model.safe"),
+        (
+            ["model.safetensors", "--data", "folder", "--root", "mine", "--split", "test"],
+            "mine has no split 'test'; choose --split NAME from: all",
+        ),
+        (["run", "--weights", "hub"], "--weights is for timm models; run/checkpoints/best.safe"),
         (["run", "--dim", "4", "--pooling", "max"], "--pooling, --dim are for timm models"),
         (["resnet5", "--data", "folder", "--root", "mine"], "no run folder or checkpoint resnet5, and MODEL must be"),
-        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean resnet50"),
+        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean 'resnet50'"),
         (["runs/absent", "--data", "folder"], "there is no run folder or checkpoint runs/absent. MODEL is a run"),
         (["absent.safetensors", "--data", "folder"], "there is no run folder or checkpoint absent.safetensors"),
         (["mine"], "mine is not a run: it has no config.yaml"),
         (["."], ". is not a run but holds 1; name one of them, such as run"),
         (["empty", "--data", "folder"], "empty has no checkpoint yet: empty/checkpoints/best.safetensors is written"),
         (["last.pt"], "last.pt is no checkpoint of a model, which ends in .safetensors"),
-        (["damaged.safetensors", "--data", "folder"], "damaged.safetensors could not be read as a checkpoint, is it"),
-        (["raw.safetensors", "--data", "folder"], "raw.safetensors holds weights but is no checkpoint of a trained"),
-        (["raw.safetensors", "--data", "folder"], "weights of a backbone go into --weights raw.safetensors"),
+        (
+            ["damaged.safetensors", "--data", "folder", "--root", "mine"],
+            "damaged.safetensors could not be read as a checkpoint, is it",
+        ),
+        (
+            ["raw.safetensors", "--data", "folder", "--root", "mine"],
+            "raw.safetensors holds weights but is no checkpoint of a trained",
+        ),
+        (
+            ["raw.safetensors", "--data", "folder", "--root", "mine"],
+            "weights of a backbone go into --weights raw.safetensors",
+        ),
         (["test_vit", "--weights", "no.pth", "--data", "glyphs"], '--weights must be "random", "hub" or an existing'),
         (["test_vit", "--weights", "random", "--image", "40", "--data", "glyphs"], "set --image to a multiple"),
         (["small_cnn", "--pooling", "gemm", "--data", "glyphs"], "--pooling must be one of auto, avg, max, gem"),
@@ -300,7 +317,15 @@ def test_a_run_without_a_checkpoint_is_waited_for_resumed_or_repeated(called: Ca
 
 
 def test_a_run_that_was_tested_elsewhere_asks_where(called: Call, tmp_path: Path, place: Path) -> None:
-    data = DataSettings(name="sfm120k", root="sfm", test_sets={"roxford5k": "ox", "rparis6k": "paris"})
+    data = DataSettings(
+        name="sfm120k",
+        root="sfm",
+        test_sets={"roxford5k": "ox", "rparis6k": "paris"},
+        image=IMAGE,
+        resize=IMAGE,
+        side=IMAGE,
+        batch_size=64,
+    )
     run = Run.create(Settings(data=data, run=str(tmp_path / "landmarks")))
     run.best.write_bytes((place / "model.safetensors").read_bytes())
     result = called(str(tmp_path / "landmarks"))
@@ -332,16 +357,14 @@ def test_a_fault_shows_its_traceback_on_request(called: Call, monkeypatch: pytes
 
 
 def test_settings_are_told_by_the_name_of_their_option() -> None:
-    from roadmap.cli.options import _advised
-
-    said = _advised(
-        ValueError("set model.weights=FILE or data.image; your data=cub, the data, model.weights_x, a/data=")
-    )
-    assert said == "set --weights FILE or --image; your --data cub, the data, model.weights_x, a/data="
+    said = advice(ValueError("set model.weights=FILE or data.image; your data, model.weights_x, a/data.root="))
+    assert said == "set --weights FILE or --image; your data, model.weights_x, a/data.root="
+    assert advice(SettingError("split", "no split 'x'; give split=y")) == "no split 'x'; give --split y"
+    assert advice(ValueError("no split 'x'; give split=y")) == "no split 'x'; give split=y"
     worker = "Caught PictureError in worker\nTraceback ...\nroadmap.data.PictureError: a.png: empty\n"
-    assert _advised(RuntimeError(worker)) == "a.png: empty. Repair or remove it, or use --on-error skip"
-    assert _advised(RuntimeError("CUDA out of memory")).endswith("A smaller --batch takes less memory")
-    assert _advised(ModuleNotFoundError(name="timm")) == "this needs timm: pip install 'roadmap[train]'"
+    assert advice(RuntimeError(worker)) == "a.png: empty. Repair or remove it, or use --on-error skip"
+    assert advice(RuntimeError("CUDA out of memory")).endswith("A smaller --batch takes less memory")
+    assert advice(ModuleNotFoundError(name="timm")) == "this needs timm: pip install 'roadmap-retrieval[train]'"
     options = CliRunner().invoke(app, ["embed", "--help"]).output
     for option in OPTION_OF.values():
         assert option in options

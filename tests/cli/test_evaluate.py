@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from roadmap.cli.app import app
 from roadmap.config.settings import DataSettings, ModelSettings, Settings
 from roadmap.data import CentreCrop, Records, dataset, evaluation_batches
-from roadmap.embeddings import Embeddings, embedded
-from roadmap.engine.choices import chosen
+from roadmap.embeddings import Embeddings
+from roadmap.encoder import embeddings_of
+from roadmap.engine.splits import division_of
 from roadmap.metrics import load_ground_truth, retrieval_metrics, revisited_metrics_of_vectors
 from roadmap.models import load_checkpoint, retriever, save_checkpoint
 from roadmap.runs import Run
@@ -53,6 +54,20 @@ def test_table_and_json_hold_the_metrics(saved: tuple[Path, Embeddings], tmp_pat
         assert name in result.output
     assert f"{100 * expected['mAP']:.2f} %" in result.output
     assert "birds.npz: 24 x 6 among themselves" in result.output
+
+
+def test_files_of_two_roots_are_compared_by_class_name(tmp_path: Path) -> None:
+    """Each numbered for itself, with the same ids for other photos: R@1 is 100 %, not 0."""
+    for name, classes in (("q", ("gull", "wren")), ("g", ("auk", "gull", "wren"))):
+        eye = torch.eye(3)[-len(classes) :]
+        about = {"root": f"/{name}", "model": "0"}
+        ids = tuple(f"{i}.jpg" for i in range(len(classes)))
+        Embeddings(eye, torch.arange(len(classes)), ids, classes, about).save(tmp_path / f"{name}.npz")
+    arguments = ["evaluate", str(tmp_path / "q.npz"), "--gallery", str(tmp_path / "g.npz"), "--device", "cpu"]
+    result = run(app, [*arguments, "--json", str(tmp_path / "m.json")])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "m.json").read_text())["metrics"]["R@1"] == 1.0
+    assert "2 ids are in both, such as '0.jpg', but below different folders (/q and /g)" in result.output
 
 
 def test_a_gallery_excludes_the_query_by_its_id(saved: tuple[Path, Embeddings], tmp_path: Path) -> None:
@@ -124,7 +139,7 @@ def test_revisited_protocol_by_name(tmp_path: Path) -> None:
         (["birds.npz", "--ks", "0"], "ks must be whole numbers of at least 1"),
         (["birds.npz", "--memory", "lots"], "--memory must be a number with B, KB, MB or GB"),
         (["birds.npz", "--memory", "1KB"], "memory must be at least"),
-        (["birds.npz", "--device", "abacus"], "--device must be auto, cpu, cuda or cuda:N, got 'abacus'"),
+        (["birds.npz", "--device", "abacus"], "--device must be auto, cpu, cuda, cuda:N or mps, got 'abacus'"),
         (["zero.npz"], "queries row 1 is zero"),
     ],
 )
@@ -159,8 +174,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layouts.revisited_layout(folder)
     model = retriever(ModelSettings("small_cnn"), 24)
     save_checkpoint(folder / "model.safetensors", model, {"resize": 24, "epoch": 4, "loss": math.nan})
-    data = DataSettings(name="folder", root=str(folder / "mine"), image=24, resize=24, side=24)
-    save_checkpoint(Run.create(Settings(data=data, run=str(folder / "run"))).best, model, {"resize": 24})
+    data = DataSettings(name="folder", root=str(folder / "mine"), image=24, resize=24, side=256, batch_size=256)
+    trained = Run.create(Settings(data=data, run=str(folder / "run")))
+    trained.save_division(division_of(dataset("folder", folder / "mine"))[0])
+    save_checkpoint(trained.best, model, {"resize": 24})
     return folder
 
 
@@ -178,41 +195,40 @@ def called(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 def vectors(place: Path, records: Records) -> Embeddings:
     """By the library alone."""
     model, _ = load_checkpoint(place / "model.safetensors")
-    return embedded(model, evaluation_batches(records, CentreCrop(24, 24, model.mean, model.std), workers=0))
+    return embeddings_of(model, evaluation_batches(records, CentreCrop(24, 24, model.mean, model.std), workers=0))
 
 
 def test_a_run_is_evaluated_on_its_own_test_set(called: Call, place: Path, tmp_path: Path) -> None:
-    records = chosen(Run.open(place / "run").settings(), dataset("folder", place / "mine"), None)[1].split("test")
-    expected = vectors(place, records)
+    records = division_of(dataset("folder", place / "mine"))[0]
+    expected = vectors(place, records.split("test"))
     assert 0 < len(expected) < 24
-    for more in ([], ["--data", "folder", "--root", "mine"]):
+    for more in ([], ["--data", "folder", "--root", "mine"], ["--data", "folder"], ["--split", "test"]):
         result = called("run", *more)
         assert result.exit_code == 0, result.output
         content = json.loads((tmp_path / "m.json").read_text())
         assert content["metrics"] == retrieval_metrics(expected.vectors, expected.labels)
-        assert "test set: a fifth of the pictures of each of the 6 classes" in content["data"]["notes"][0]
+        assert content["data"]["notes"] == [f"divided as in the run: train {24 - len(expected)}, test {len(expected)}"]
         assert content["data"]["notes"][0] in result.output
     assert f"run on mine: {len(expected)} x 256 among themselves" in result.output
     assert "add --page FILE.html" in result.output
-    assert "changed" not in result.output
+    for split, part in (("train", records.split("train")), ("all", records)):
+        assert called("run", "--split", split).exit_code == 0
+        some = vectors(place, part)
+        metrics = json.loads((tmp_path / "m.json").read_text())["metrics"]
+        assert metrics == retrieval_metrics(some.vectors, some.labels)
+    result = called("run", "--split", "val")
+    assert "mine has no split 'val'; choose --split NAME from: train, test, all" in result.stderr
     result = called("run", "--data", "folder", "--root", "single")  # others than it was trained on
     assert "single has no test set" in result.output
-    assert "test set: a fifth" not in result.output
-
-
-def test_pictures_that_changed_since_the_run_are_warned_of(called: Call, place: Path) -> None:
-    summary = place / "run" / "summary.json"
-    for queries, warned in ((12, False), (11, True)):
-        summary.write_text(json.dumps({"after": {"mine": {"queries": queries}}}))
-        result = called("run")
-        assert ("changed since the run, which tested on 11 and not 12" in result.output) == warned
-    summary.unlink()
+    assert "divided as in the run" not in result.output
 
 
 def test_json_says_which_model_which_pictures_and_how(called: Call, place: Path, tmp_path: Path) -> None:
     result = called("model.safetensors", "--data", "folder", "--root", "split", "--batch", 5, "--ks", "1,5")
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / "m.json").read_text(), parse_constant=pytest.fail)
+    digest = content["model"].pop("digest")
+    assert re.fullmatch("[0-9a-f]{64}", digest)
     assert content["model"] == {
         "name": "model",
         "architecture": "small_cnn",
@@ -222,22 +238,23 @@ def test_json_says_which_model_which_pictures_and_how(called: Call, place: Path,
         "about": {"resize": 24, "epoch": 4, "loss": None},
     }
     assert content["data"] == {
-        "name": "folder",
-        "root": "split",
+        "name": "split",
+        "root": str((place / "split").resolve()),
+        "read": "files, decoded",
         "queries": 9,
         "gallery": None,
         "classes": 3,
-        "skipped": [],
+        "skipped": {},
         "notes": [],
     }
     assert content["settings"] == {
         "image": 24,
         "resize": 24,
+        "side": 256,
         "device": "cpu",
         "precision": "32",
         "batch": 5,
-        "pack": "auto",
-        "on error": "raise",
+        "ties": "pessimistic",
         "ks": [1, 5],
     }
     test = vectors(place, dataset("folder", place / "split").split("test"))
@@ -301,7 +318,7 @@ def test_landmarks_are_easy_medium_and_hard(called: Call, place: Path, tmp_path:
     assert content["metrics"]["medium trapezoidal mAP"] == expected["medium"]["trapezoidal mAP"]
     assert {"easy", "medium", "hard"} == {name.split()[0] for name in content["metrics"]}
     assert content["settings"]["ks"] is None
-    assert "2 of 2 classes, searched in 3\n" in result.output
+    assert "2 of 2 classes, searched in 3, in " in result.output
     assert "--page" not in result.output
     for more in (["--page", "p.html"], ["--ks", "1"]):
         result = called("model.safetensors", "--data", "roxford5k", "--root", "roxford5k", *more)
@@ -350,7 +367,7 @@ def test_a_picture_that_cannot_be_decoded_is_counted(called: Call, tmp_path: Pat
     result = called(*arguments, "--on-error", "skip")
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / "m.json").read_text())
-    assert content["data"]["skipped"] == ["class_1/2.png"]
+    assert content["data"]["skipped"] == {"class_1/2.png": "not a picture that Pillow can read"}
     assert content["metrics"]["queries"] == content["data"]["queries"] == 23
 
 
@@ -358,22 +375,25 @@ def test_a_picture_that_cannot_be_decoded_is_counted(called: Call, tmp_path: Pat
     ("arguments", "message"),
     [
         (["model.safetensors"], "--data is missing: which pictures?"),
-        (["model.safetensors", "--data", "cub"], "--data cub needs its pictures: add --root PATH. Caltech-UCSD Birds"),
+        (["model.safetensors", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech-UCSD Birds"),
         (["model.safetensors", "--data", "spo", "--root", "."], "unknown dataset 'spo', did you mean 'sop'?"),
-        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean resnet50"),
+        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean 'resnet50'"),
         (
             ["model.safetensors", "--data", "folder", "--root", "mine", "--weights", "hub"],
             "--weights is for timm models",
         ),
-        (["run", "--gallery", "x.npz", "--ties", "mean"], "--gallery, --ties cannot be used: run is a model"),
+        (["run", "--gallery", "x.npz", "--memory", "1GB"], "--gallery, --memory cannot be used: run is a model"),
         (["run", "--memory", "1GB"], "leave it out"),
         (["run", "--ks", "x"], "--ks must be whole numbers"),
         (["birds.npz", "--data", "cub", "--image", "9"], "--data, --image cannot be used: birds.npz holds vectors"),
         (["birds.npz", "--page", "p.html"], "--page cannot be used: birds.npz holds vectors; leave it out"),
-        (["damaged.safetensors", "--data", "folder"], "damaged.safetensors could not be read as a checkpoint"),
+        (["damaged.safetensors", "--data", "folder", "--root", "mine"], "damaged.safetensors could not be read as a"),
         (["damaged.safetensors"], "damaged.safetensors could not be read as .safetensors"),
         (["mine"], "mine is not a run: it has no config.yaml"),
-        (["model.safetensors", "--data", "sfm120k", "--root", "sfm"], "sfm120k has no split ['test']"),
+        (
+            ["model.safetensors", "--data", "sfm120k", "--root", "sfm"],
+            "sfm120k has no split 'test'; choose --split NAME",
+        ),
     ],
 )
 def test_errors_of_models_are_one_line_and_exit_1(

@@ -85,7 +85,7 @@ def test_a_damaged_picture_is_named(draw: Draw) -> None:
 def test_a_root_that_is_missing_or_not_there(draw: Draw, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["train", "data=folder", *SHORT])
     assert done.exit_code == 2
-    assert "data=folder needs its pictures: add data.root=PATH" in done.output
+    assert "data.root is missing: give data.root=FOLDER. ROOT is a folder with" in done.output
     code, said = trained("folder", tmp_path / "nowhere")
     assert code == 1
     assert "is not a folder; expected ROOT/CLASS/picture.jpg" in said

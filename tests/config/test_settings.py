@@ -13,6 +13,7 @@ from roadmap.config.settings import (
     ModelSettings,
     OptimSettings,
     SelectSettings,
+    SettingError,
     Settings,
     known,
 )
@@ -37,19 +38,19 @@ def test_what_is_not_named_has_its_default() -> None:
     assert Settings.from_dict({}) == Settings()
     assert Settings.from_dict({"optim": {"lr": 0.5}}).optim == OptimSettings(lr=0.5)
     assert Settings().loss is not Settings().loss
-    assert DataSettings().scale is not DataSettings().scale
+    assert DataSettings().ratio is not DataSettings().ratio
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"epoch": 3}, "unknown setting epoch, did you mean epochs? Known: data, model, loss,"),
+        ({"epoch": 3}, "unknown setting epoch, did you mean 'epochs'? Known: data, model, loss,"),
         ({"optim": {"learning": 1}}, "unknown setting optim.learning"),
-        ({"data": {"imagesize": 3}}, "unknown setting data.imagesize, did you mean data.image?"),
-        ({"data": {"batchsize": 3}}, "unknown setting data.batchsize, did you mean data.batch_size?"),
+        ({"data": {"imagesize": 3}}, "unknown setting data.imagesize, did you mean 'data.image'?"),
+        ({"data": {"batchsize": 3}}, "unknown setting data.batchsize, did you mean 'data.batch_size'?"),
         ({"data": 3}, "data must hold settings by name, got int 3"),
         ({"model": None}, "model must hold settings by name, got NoneType None"),
-        ({"loss": "roadmap"}, "loss must hold its name and options, such as {'name': 'roadmap'}, got str 'roadmap'"),
+        ({"loss": "roadmap"}, "loss must be its name with its options, such as {name: roadmap}, got 'roadmap'"),
         ({"loss": {"tau": 1}}, "loss must have a name, such as {'name': 'roadmap'}"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
@@ -66,7 +67,7 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
     ("kind", "values", "message"),
     [
         (DataSettings, {"pack": "maybe"}, "data.pack must be one of auto, yes, no, got 'maybe'"),
-        (DataSettings, {"sampler": "m_per_clas"}, "got 'm_per_clas'; did you mean 'm_per_class'?"),
+        (DataSettings, {"sampler": "m_per_clas"}, "got 'm_per_clas', did you mean 'm_per_class'?"),
         (DataSettings, {"on_error": "stop"}, "data.on_error must be one of raise, skip, got 'stop'"),
         (DataSettings, {"image": 0}, "data.image must be at least 1, got 0"),
         (DataSettings, {"batch_size": -4}, "data.batch_size must be at least 1, got -4"),
@@ -75,12 +76,16 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
         (DataSettings, {"flip": 1.5}, "data.flip must lie in 0..1, got 1.5"),
         (DataSettings, {"scale": [0.5]}, "data.scale must be two numbers, 0 < low <= high <= 1, got [0.5]"),
         (DataSettings, {"scale": [0.5, 1.2]}, "data.scale must be two numbers, 0 < low <= high <= 1, got [0.5, 1.2]"),
-        (DataSettings, {"scale": [0, 1]}, "data.scale must be two numbers, 0 < low <= high <= 1, got [0, 1]"),
-        (DataSettings, {"ratio": [2, 1]}, "data.ratio must be two numbers, 0 < low <= high, got [2, 1]"),
+        (DataSettings, {"scale": [0, 1]}, "data.scale must be two numbers, 0 < low <= high <= 1, got [0.0, 1.0]"),
+        (DataSettings, {"ratio": [2, 1]}, "data.ratio must be two numbers, 0 < low <= high, got [2.0, 1.0]"),
         (ModelSettings, {"pooling": "mean"}, "model.pooling must be one of auto, avg, max, gem, token, got 'mean'"),
         (ModelSettings, {"dim": 0}, "model.dim must be at least 1, got 0"),
         (ModelSettings, {"drop_path": 1.0}, "model.drop_path must be at least 0 and below 1, got 1.0"),
-        (OptimSettings, {"name": "adamv"}, "optim.name must be one of adam, adamw, sgd, got 'adamv'; did you mean"),
+        (
+            OptimSettings,
+            {"name": "adamv"},
+            "optim.name must be one of adam, adamw, sgd, got 'adamv', did you mean 'adam'?",
+        ),
         (OptimSettings, {"schedule": "cosin"}, "did you mean 'cosine'?"),
         (OptimSettings, {"lr": 0}, "optim.lr must be above 0, got 0"),
         (OptimSettings, {"lr": float("nan")}, "optim.lr must be above 0, got nan"),
@@ -95,7 +100,7 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
         (OptimSettings, {"final": 2}, "optim.final must lie in 0..1, got 2"),
         (OptimSettings, {"ema": 1.0}, "optim.ema must lie strictly between 0 and 1, got 1.0"),
         (OptimSettings, {"ema": 0.0}, "optim.ema must lie strictly between 0 and 1, got 0.0"),
-        (SelectSettings, {"by": "best"}, "select.by must be one of held_out, last, test, got 'best'"),
+        (SelectSettings, {"by": "best"}, "select.by must be one of auto, held_out, last, test, got 'best'"),
         (SelectSettings, {"every": 0}, "select.every must be at least 1, got 0"),
         (SelectSettings, {"fraction": 1.0}, "select.fraction must lie strictly between 0 and 1, got 1.0"),
         (SelectSettings, {"fraction": 0}, "select.fraction must lie strictly between 0 and 1, got 0"),
@@ -103,6 +108,19 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
         (HardwareSettings, {"compile": "yes"}, "hardware.compile must be one of auto, no, default,"),
         (HardwareSettings, {"device": "gpu"}, "hardware.device must be one of auto, cpu, cuda, mps, got 'gpu'"),
         (HardwareSettings, {"devices": 0}, "hardware.devices must be at least 1, got 0"),
+        (DataSettings, {"image": "big"}, "data.image must be a whole number or auto, got 'big'"),
+        (DataSettings, {"image": 1.5}, "data.image must be a whole number or auto, got 1.5"),
+        (DataSettings, {"image": True}, "data.image must be a whole number or auto, got true"),
+        (DataSettings, {"image": None}, "data.image must be a whole number or auto, got null"),
+        (DataSettings, {"batches": "few"}, "data.batches must be a whole number or null or auto, got 'few'"),
+        (DataSettings, {"scale": [0.5, "x"]}, "data.scale must be a list of numbers, such as [0.16,1] or auto, got"),
+        (DataSettings, {"flip": "auto"}, "data.flip must be a number, got 'auto'"),
+        (DataSettings, {"test_sets": "ox"}, "data.test_sets must be names with values, such as {roxford5k:FOLDER}"),
+        (ModelSettings, {"name": 3}, "model.name must be text, got 3"),
+        (ModelSettings, {"layer_norm": 1}, "model.layer_norm must be true or false or auto, got 1"),
+        (OptimSettings, {"milestones": [1.5]}, "optim.milestones must be a list of whole numbers, such as [30,70]"),
+        (OptimSettings, {"lr": "fast"}, "optim.lr must be a number or auto, got 'fast'"),
+        (HardwareSettings, {"precision": 32}, "hardware.precision must be text, got 32"),
         (HardwareSettings, {"threads": 0}, "hardware.threads must be at least 1, got 0"),
     ],
 )
@@ -120,7 +138,40 @@ def test_none_stands_for_what_is_worked_out() -> None:
     assert HardwareSettings(threads=None).threads is None
 
 
+def test_the_field_at_fault_can_be_asked_for() -> None:
+    for values, field in (
+        ({"epochs": "ten"}, "epochs"),
+        ({"data": {"imag": 3}}, "data.imag"),
+        ({"loss": {}}, "loss.name"),
+    ):
+        with pytest.raises(SettingError) as caught:
+            Settings.from_dict(values)
+        assert caught.value.field == field
+
+
+def test_whole_numbers_become_numbers() -> None:
+    data = DataSettings(flip=0, scale=[1, 1])
+    assert (type(data.flip), data.scale) == (float, [1.0, 1.0])
+    assert type(OptimSettings(lr=1).lr) is float
+
+
+def test_what_nobody_decides_is_left_to_the_program() -> None:
+    values = Settings().as_dict()
+    left = [f"{part}.{name}" for part in values if isinstance(values[part], dict) for name in values[part]]
+    left = [key for key in left if values[key.split(".")[0]][key.split(".")[1]] == "auto"]
+    assert [key for key in left if not key.startswith("hardware.")] == [
+        *(
+            f"data.{name}"
+            for name in ("image", "resize", "scale", "pack", "side", "batch_size", "per_class", "batches")
+        ),
+        *(f"model.{name}" for name in ("name", "weights", "pooling", "layer_norm")),
+        "optim.lr",
+        "select.by",
+    ]
+    assert Settings().epochs == "auto"  # type: ignore[comparison-overlap]
+
+
 def test_known_names_are_passed_on() -> None:
     assert known(SelectSettings, {"by": "last"}, "select.") == {"by": "last"}
-    with pytest.raises(ValueError, match="unknown setting select.bye, did you mean select.by\\? Known: by, fraction"):
+    with pytest.raises(ValueError, match="unknown setting select.bye, did you mean 'select.by'\\? Known: by, fraction"):
         known(SelectSettings, {"bye": 1}, "select.")

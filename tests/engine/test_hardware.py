@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roadmap.config.settings import HardwareSettings
-from roadmap.engine.hardware import compiled, engine_of
+from roadmap.engine.hardware import engine_of, runnable_model
 from roadmap.hardware import autocast_of, device_of, precision_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -32,7 +32,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of("cuda")
     with pytest.raises(ValueError, match="hardware.device=mps: there is none here; use hardware.device=cpu"):
         device_of("mps")
-    with pytest.raises(ValueError, match="hardware.device must be one of auto, cpu, cuda, mps, got 'gpu'"):
+    with pytest.raises(ValueError, match="hardware.device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'"):
         device_of("gpu")
 
 
@@ -99,5 +99,5 @@ def test_compiling(
     asked: list[str | None] = []
     monkeypatch.setattr(torch, "compile", lambda model, mode: asked.append(mode) or model)
     model = torch.nn.Linear(1, 1)
-    assert compiled(model, HardwareSettings(compile=mode), device, steps) is model
+    assert runnable_model(model, HardwareSettings(compile=mode), device, steps) is model
     assert asked == ([] if wanted == "as it is" else [wanted])

@@ -36,7 +36,7 @@ def characters() -> Records:
 
 def test_unseen_characters_are_found(characters: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """mAP@R of seeds 0 to 4: 37 to 43 % untrained, 67 to 73 % trained, a gain of 27 to 34 points."""
-    monkeypatch.setattr(importlib.import_module("roadmap.engine.fit"), "records_of", lambda data: characters)
+    monkeypatch.setattr(importlib.import_module("roadmap.engine.training"), "records_of", lambda data: characters)
     settings = Settings(
         data=DataSettings(image=32, resize=32, side=32, scale=[0.8, 1.0], flip=0.0, batches=STEPS, workers=1),
         model=ModelSettings(pooling="max"),

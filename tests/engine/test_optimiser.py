@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from roadmap.config.settings import ModelSettings, OptimSettings
-from roadmap.engine.fit import train_epoch
+from roadmap.engine.loop import train_epoch
 from roadmap.engine.optimiser import optimiser, parameter_groups, schedule, set_rates
 from roadmap.engine.splits import sampler_of
-from roadmap.engine.step import Watch
+from roadmap.engine.watch import Watch
 from roadmap.losses.named import named_loss
 from roadmap.models import Retriever, retriever
 

@@ -51,7 +51,10 @@ def test_no_class_is_in_two_of_the_three() -> None:
     assert [len(classes) for classes in parts] == [6, 2, 2]
     assert len(set.union(*parts)) == 10
     assert len(splits.train) + len(splits.val or ()) == 24  # nothing is lost
-    assert splits.tests == (whole,)
+    (test,) = splits.tests
+    assert test.split("test").paths == whole.split("test").paths
+    assert splits.everything.split("val").paths == splits.val.paths  # type: ignore[union-attr]
+    assert splits.everything.paths == whole.paths
     assert splits.val is not None
     assert splits.val.split_names() == ("test",)  # ready for the evaluation of a test set
 

@@ -19,7 +19,7 @@ from roadmap.config.settings import Settings
 from roadmap.engine import TrainState, fit, job, resume
 from roadmap.runs import Run
 
-from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, summary, tiny
+from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, measured, summary, tiny
 
 VIT = {"model__name": "test_vit.r160_in1k", "model__pooling": "auto", "model__drop_path": 0.5}
 # Two batches an epoch, four epochs.
@@ -108,7 +108,7 @@ def test_the_kept_weights_are_those_of_the_state_not_of_a_file(pictures: Path, t
     settings = tiny(pictures, tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "roadmap.engine.job.Job.metrics", lambda job, model, records: {"mAP@R": 1.0 / (1 + job.state.step)}
+            "roadmap.engine.job.Job.evaluation", lambda job, *_: measured({"mAP@R": 1.0 / (1 + job.state.step)})
         )
         folder = stopped(settings, step=6)
         assert last(folder)["best"]["epoch"] == 1
@@ -160,21 +160,40 @@ def test_the_log_forgets_what_is_done_again(pictures: Path, tmp_path: Path) -> N
 def test_a_saved_state_is_not_written_more_often_than_asked(pictures: Path, tmp_path: Path) -> None:
     folder = stopped(tiny(pictures, tmp_path / "run", checkpoint_minutes=60.0), step=8)
     assert not Run(folder).last.exists()
-    with pytest.raises(FileNotFoundError, match=r"there is no saved state at .*last.pt"):
-        resume(folder, quiet=True)
     finished = fit(tiny(pictures, tmp_path / "other", checkpoint_minutes=60.0), quiet=True)
     assert last(finished)["step"] == 8  # the end is always saved
 
 
-@pytest.mark.parametrize("change", ["added", "gone", "renamed", "moved to another class"])
+@pytest.mark.parametrize("kind", ["plain", "average", "stochastic depth", "loss with weights"])
+def test_a_run_that_ended_before_anything_was_saved_begins_again(kind: str, pictures: Path, tmp_path: Path) -> None:
+    whole = fit(tiny(pictures, tmp_path / "whole", **KINDS[kind]), quiet=True)
+    folder = stopped(tiny(pictures, tmp_path / "twice", **KINDS[kind], checkpoint_minutes=60.0), step=6)
+    assert not Run(folder).last.exists()
+    torch.manual_seed(1234)
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("checkpoint_minutes: 60.0", "checkpoint_minutes: 0.0"))
+    resume(folder, quiet=True)
+    assert_same_run(whole, folder)
+
+
+def test_a_run_that_failed_while_pictures_were_packed_begins_again(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(tiny(pictures, tmp_path / "whole"), quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Pictures, "open_pack", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+        with pytest.raises(OSError, match="no space left"):
+            fit(tiny(pictures, tmp_path / "twice"), quiet=True)
+    assert_same_run(whole, resume(tmp_path / "twice", quiet=True))
+
+
+@pytest.mark.parametrize("change", ["gone", "renamed", "moved to another class"])
 def test_other_pictures_than_the_run_began_with_are_refused(change: str, pictures: Path, tmp_path: Path) -> None:
-    """Batches are drawn by the order of the pictures: one more, and every batch would be another."""
+    """Batches are drawn by the order of the pictures: one less, and every batch would be another."""
     root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
     folder = stopped(tiny(root, tmp_path / "run", data__pack="no", data__workers=0), step=6)
     first = root / "train" / "c00" / "0.png"
-    if change == "added":
-        shutil.copy(first, first.with_name("new.png"))
-    elif change == "gone":
+    if change == "gone":
         first.unlink()
     elif change == "renamed":
         first.rename(first.with_name("other.png"))
@@ -184,6 +203,20 @@ def test_other_pictures_than_the_run_began_with_are_refused(change: str, picture
         ValueError, match=r"the training pictures changed since the run began \(\d+ of \d classes then, "
     ):
         resume(folder, quiet=True)
+
+
+def test_pictures_that_were_added_since_are_left_out(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on with those it began with, to the bit: also where a new class would change the draw."""
+    root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
+    whole = fit(tiny(root, tmp_path / "whole"), quiet=True)
+    folder = stopped(tiny(root, tmp_path / "run"), step=6)
+    shutil.copy(root / "train" / "c00" / "0.png", root / "train" / "c00" / "00.png")
+    shutil.copytree(root / "train" / "c00", root / "train" / "a new class, before all others")
+    resume(folder)
+    assert "8 pictures are new since the run began and left out (train/a new class" in capsys.readouterr().out
+    assert_same_run(whole, folder)
 
 
 def test_the_same_pictures_elsewhere_are_the_same(pictures: Path, tmp_path: Path) -> None:
@@ -208,17 +241,17 @@ def test_a_process_that_was_killed(pictures: Path, tmp_path: Path) -> None:
     settings = tiny(pictures, tmp_path / "killed", optim__ema=0.9)
     whole = fit(tiny(pictures, tmp_path / "whole", optim__ema=0.9), quiet=True)
     program = """
-import importlib, json, sys, time
-module = importlib.import_module("roadmap.engine.fit")
+import json, sys, time
 from roadmap.config.settings import Settings
-real = module.step
+from roadmap.engine import fit, loop
+real = loop.step
 def step(state, batch, parts):
     if state.step == 7:
         print("ready", flush=True)
         time.sleep(600)
     return real(state, batch, parts)
-module.step = step
-module.fit(Settings.from_dict(json.loads(sys.argv[1])), quiet=True)
+loop.step = step
+fit(Settings.from_dict(json.loads(sys.argv[1])), quiet=True)
 """
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, json.dumps(settings.as_dict())]

@@ -13,9 +13,10 @@ from torch import Tensor
 from roadmap.data import Records, dataset
 from roadmap.engine import fit, resume
 from roadmap.engine.job import Job
+from roadmap.evaluation import Evaluation
 from roadmap.models import Retriever, load_checkpoint
 
-from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, summary, tiny
+from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, measured, summary, tiny
 
 UNTRAINED, TESTED = 0.125, 0.25
 
@@ -30,15 +31,15 @@ class Judge:
         self.says = [UNTRAINED, *values, TESTED]
         self.records: list[Records] = []
         self.weights: list[dict[str, Tensor]] = []
-        patch.setattr(Job, "metrics", self._metrics())
+        patch.setattr(Job, "evaluation", self._evaluation())
 
-    def _metrics(self):  # type: ignore[no-untyped-def]
-        def metrics(job: Job, model: Retriever, records: Records) -> dict[str, float]:
+    def _evaluation(self):  # type: ignore[no-untyped-def]
+        def evaluation(job: Job, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
             self.records.append(records)
             self.weights.append({name: value.clone() for name, value in model.state_dict().items()})
-            return {"mAP@R": self.says[len(self.records) - 1], "R@1": 0.5}
+            return measured({"mAP@R": self.says[len(self.records) - 1], "R@1": 0.5})
 
-        return metrics
+        return evaluation
 
 
 @pytest.mark.parametrize("by", ["held_out", "test"])
@@ -77,15 +78,15 @@ def test_held_out_classes_are_in_neither_train_nor_test(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: set[str] = set()
-    real = Job.metrics
+    real = Job.evaluation
 
-    def metrics(job: Job, model: Retriever, records: Records) -> dict[str, float]:
+    def evaluation(job: Job, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
         trained.update(job.splits.train.paths)
         seen.append(records)
-        return real(job, model, records)
+        return real(job, model, records, nearest)
 
     seen: list[Records] = []
-    monkeypatch.setattr(Job, "metrics", metrics)
+    monkeypatch.setattr(Job, "evaluation", evaluation)
     folder = fit(tiny(pictures, tmp_path / "run"), quiet=True)
     judged = seen[1]
     classes = [{path.rsplit("/", 1)[0].split("/")[-1] for path in paths} for paths in (trained, judged.paths)]

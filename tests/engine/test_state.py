@@ -14,6 +14,7 @@ from torch import nn
 
 import roadmap.atomic
 from roadmap.engine import TrainState
+from roadmap.engine.saving import checksum
 from roadmap.engine.state import Best
 
 from .worlds import assert_equal
@@ -111,7 +112,8 @@ def test_a_kill_while_saving_leaves_the_state_before(
         some(steps=3).save(path)
     monkeypatch.undo()
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["last.pt"]
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [before] * len(os.listdir(tmp_path))  # perhaps a second name
+    assert set(os.listdir(tmp_path)) <= {"last.pt", "previous.pt"}
     loaded = some()
     loaded.load(path)
     assert loaded.step == 1
@@ -150,9 +152,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ValueError, match="last.pt could not be read as a saved state"):
         some().load(path)
-    for values in ([1, 2], {"model": 1}, some().state_dict() | {"version": 99}, some().state_dict() | {"format": "x"}):
+    named = some().state_dict() | {"format": "roadmap-train-state"}
+    for values in ([1, 2], {"model": 1}, named | {"version": 99}, named | {"version": 2, "format": "x"}):
         torch.save(values, path)
-        with pytest.raises(ValueError, match="last.pt is not a roadmap-train-state of version 1"):
+        with pytest.raises(ValueError, match="last.pt is not a roadmap-train-state of version 2"):
             some().load(path)
 
 
@@ -174,3 +177,120 @@ def test_weights_of_another_shape_are_refused_in_words(tmp_path: Path) -> None:
     other.average, other.parts = Ema(wide), {"loss": nn.Linear(2, 3)}
     with pytest.raises(ValueError, match="(?s)the saved model does not fit this run.*continue with the settings"):
         other.load(path)
+
+
+# ---------------------------------------------------------------- damage
+
+
+def twice(tmp_path: Path) -> Path:
+    """Where a state of two steps was saved, and then one of three."""
+    path = tmp_path / "last.pt"
+    for steps in (2, 3):
+        some(steps=steps).save(path)
+    return path
+
+
+def step_of(path: Path) -> int:
+    loaded = some(steps=0)
+    loaded.load(path)
+    return loaded.step
+
+
+def test_the_state_before_is_kept(tmp_path: Path) -> None:
+    path = twice(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "previous.pt"]
+    assert (step_of(path), step_of(tmp_path / "previous.pt")) == (3, 2)
+    some(steps=4).save(path)
+    assert (step_of(path), step_of(tmp_path / "previous.pt")) == (4, 3)
+
+
+def flips(content: bytes, count: int) -> list[int]:
+    """Places at which a bit is flipped, spread over a file."""
+    return [len(content) * i // count + 7 for i in range(count)]
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Either the state is what was saved, to the bit, or the one before is taken and that is said."""
+    path = twice(tmp_path)
+    content, before = path.read_bytes(), (tmp_path / "previous.pt").read_bytes()
+    whole = some(steps=3).state_dict()["stateful"]
+    noticed = 0
+    for place in flips(content, 200):
+        path.unlink()  # not through the other name
+        path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :])
+        caplog.clear()
+        loaded = some(steps=0)
+        loaded.load(path)
+        if loaded.step == 3:
+            for name, part in loaded.state_dict()["stateful"].items():
+                assert_equal(dict(part), dict(whole[name]), f"{place} {name}")
+            continue
+        noticed += 1
+        assert loaded.step == 2
+        assert "the run goes on from the state before it, that of step 2" in caplog.text
+        assert path.read_bytes() == before  # the damaged one will not become the previous one
+    assert noticed > 20
+
+
+def test_flipped_weights_are_named_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    some().save(path)
+    weights = some().model.state_dict()["0.weight"].numpy().tobytes()
+    content = path.read_bytes()
+    place = content.index(weights) + 5
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(ValueError, match=r"last.pt is damaged: its content is not what was saved, and there is none before it; start a new run"):  # fmt: skip  # noqa: E501
+        some().load(path)
+
+
+def test_two_damaged_states_are_refused(tmp_path: Path) -> None:
+    path = twice(tmp_path)
+    for name in ("last.pt", "previous.pt"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"(?s)last.pt could not be read.*nor the one before it: .*previous.pt could not be read.*start a new run"):  # fmt: skip  # noqa: E501
+        some().load(path)
+
+
+def test_a_file_system_without_second_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> None:
+        raise PermissionError("links are not supported")
+
+    monkeypatch.setattr(os, "link", refuses)
+    path = twice(tmp_path)
+    assert (step_of(path), step_of(tmp_path / "previous.pt")) == (3, 2)
+    path.unlink()  # killed in the moment in which only the previous one is there
+    assert step_of(path) == 2
+    some(steps=4).save(path)
+    assert step_of(path) == 4
+
+
+def test_states_from_before_there_were_checksums_are_read(tmp_path: Path) -> None:
+    values = some(steps=3).state_dict()
+    del values["judged"], values["loss"], values["losses"]
+    torch.save({"format": "roadmap-train-state", "version": 1, **values}, tmp_path / "last.pt")
+    loaded = some(steps=0)
+    loaded.load(tmp_path / "last.pt")
+    assert (loaded.step, loaded.judged, loaded.loss, loaded.losses) == (3, 3, 0.0, 0)
+
+
+def test_a_checksum_cannot_be_taken_away(tmp_path: Path) -> None:
+    torch.save({"format": "roadmap-train-state", "version": 2, **some().state_dict()}, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="last.pt is damaged"):
+        some().load(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize(
+    "other", [{"a": [1, 2]}, {"a": [12]}, {"a": (1, 2, 0)}, {"b": [1, 2, 0]}, {"a": [1, 2, 0.0]}, {"a": "[1, 2, 0]"}]
+)
+def test_the_checksum_tells_values_apart(other: Any) -> None:
+    assert (checksum(other) == checksum({"a": [1, 2, 0]})) == (other == {"a": (1, 2, 0)})
+    tensors = [
+        torch.zeros(2, 3),
+        torch.zeros(3, 2),
+        torch.zeros(2, 3, dtype=torch.int32),
+        torch.zeros(0),
+        -torch.zeros(6),
+    ]
+    assert len({checksum(tensor) for tensor in tensors}) == len(tensors)
+    assert checksum(torch.arange(6).view(2, 3).T.contiguous()) == checksum(torch.arange(6).view(2, 3).T)

@@ -23,11 +23,14 @@ from roadmap.data import (
     evaluation_batches,
     training_batches,
 )
-from roadmap.embeddings import Embeddings, embedded
+from roadmap.embeddings import Embeddings
+from roadmap.encoder import embeddings_of
 from roadmap.engine import fit
 from roadmap.engine.average import WeightAverage
+from roadmap.engine.comparing import BatchAlone
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.optimiser import optimiser, schedule
+from roadmap.engine.passes import OnePass
 from roadmap.engine.state import TrainState
 from roadmap.engine.step import Outcome, Parts, step
 from roadmap.losses import ROADMAP
@@ -64,7 +67,9 @@ def engine_steps(
     average = None if settings.ema is None else WeightAverage(model, settings.ema)
     state = TrainState(model, optimizer, scaler, average)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    parts = Parts(fabric, wrapped, wrapped_optimizer, loss, schedule(settings, 3, 2), settings.clip)
+    passes = OnePass(fabric, wrapped)
+    rates = schedule(settings, 3, 2)
+    parts = Parts(fabric, wrapped, wrapped_optimizer, passes, BatchAlone(loss), rates, settings.clip)
     return state, [step(state, batch, parts) for batch in batches()], model
 
 
@@ -258,10 +263,10 @@ def test_evaluation_computes_in_the_precision_of_the_run(
 ) -> None:
     asked: list[torch.dtype | None] = []
 
-    def looking(model: Retriever, batches: Batches, autocast: torch.dtype | None, **more: Any) -> Embeddings:
+    def looking(model: Retriever, batches: Batches, autocast: torch.dtype | None, *more: Any) -> Embeddings:
         asked.append(autocast)
-        return embedded(model, batches, autocast, **more)
+        return embeddings_of(model, batches, autocast, *more)
 
-    monkeypatch.setattr("roadmap.engine.pictures.embedded", looking)
+    monkeypatch.setattr("roadmap.encoder.encoder.embeddings_of", looking)
     fit(tiny(pictures, tmp_path / "run", hardware__precision=precision, epochs=1), quiet=True)
     assert asked == [dtype] * 3  # untrained, validation, test

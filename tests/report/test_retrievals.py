@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import re
 from collections.abc import Callable
@@ -19,14 +20,14 @@ from PIL import Image
 from roadmap.data import UNLABELLED, Records, picture_key
 from roadmap.data.pictures.images import Pixels
 from roadmap.embeddings import Embeddings
-from roadmap.metrics import retrieval_metrics
-from roadmap.report import Collection, retrieval_page
-from roadmap.report.retrievals import grouped, sampled
+from roadmap.evaluation import Evaluation, evaluate
+from roadmap.report import Album, retrieval_page
+from roadmap.report.retrievals import grouped, turns
 from roadmap.report.retrievals_html import data_uri
 
 CLASSES, ITEMS = 12, 6
 NASTY = ('a/<script>alert("1")</script>', '"><img src=x onerror=alert(1)>', "R&amp;D <b>", *"defghijkl")
-VOID = {"img", "meta", "br"}
+VOID = {"img", "meta", "br", "wbr"}
 
 
 @dataclass
@@ -120,17 +121,29 @@ def embeddings(of: Records, seed: int, spread: float, ids: bool = True) -> Embed
     return Embeddings(centres[labels.clamp(min=0)] + spread * noise, labels, names if ids else None)
 
 
+@dataclass
+class Shop:
+    """Vectors of several models, their evaluations, and the pictures."""
+
+    models: dict[str, Embeddings]
+    records: Records
+    pixels: Callable[[int], Pixels] | None = numbered_picture
+
+    @property
+    def found(self) -> dict[str, Evaluation]:
+        return {name: evaluate(vectors) for name, vectors in self.models.items()}
+
+
 @pytest.fixture
-def toys() -> Collection:
+def toys() -> Shop:
     """Uneven classes, the last with a single picture."""
     labels = np.repeat(np.arange(CLASSES), ITEMS)[: CLASSES * ITEMS - ITEMS + 1]
     of = records(labels)
-    models = {"rough <i>": embeddings(of, 0, 1.5), "fine": embeddings(of, 1, 0.8)}
-    return Collection(models, of, numbered_picture)
+    return Shop({"rough <i>": embeddings(of, 0, 1.5), "fine": embeddings(of, 1, 0.8)}, of)
 
 
-def written(path: Path, queries: Collection, gallery: Collection | None = None, **options: Any) -> Page:
-    retrieval_page(path / "page.html", "Toys & <more>", queries, gallery, **options)
+def written(path: Path, shop: Shop, **options: Any) -> Page:
+    retrieval_page(path / "page.html", "Toys & <more>", shop.found, Album(shop.records, shop.pixels), **options)
     return Page((path / "page.html").read_text(encoding="utf-8"))
 
 
@@ -153,7 +166,7 @@ def literal_ap_at_r(ranking: list[int], relevant: set[int]) -> float:
     return total / len(relevant)
 
 
-def test_it_shows_what_a_literal_search_finds(toys: Collection, tmp_path: Path) -> None:
+def test_it_shows_what_a_literal_search_finds(toys: Shop, tmp_path: Path) -> None:
     page = written(tmp_path, toys, rows=9, nearest=7)
     labels = toys.records.labels
     assert len(page.shown) == 9
@@ -175,7 +188,7 @@ def test_it_shows_what_a_literal_search_finds(toys: Collection, tmp_path: Path) 
     assert page.text.count("✗") == marks.count("wrong") + 1
 
 
-def test_frames_are_said_and_signed_and_not_only_coloured(toys: Collection, tmp_path: Path) -> None:
+def test_frames_are_said_and_signed_and_not_only_coloured(toys: Shop, tmp_path: Path) -> None:
     page = written(tmp_path, toys, rows=4)
     labels = toys.records.labels
     for shown in page.shown:
@@ -184,13 +197,15 @@ def test_frames_are_said_and_signed_and_not_only_coloured(toys: Collection, tmp_
             assert said.startswith(
                 f"{place}: {'same class' if same else 'another class'}, {NASTY[labels[record]]}, score "
             )
+            assert said.endswith(f", toys/{record}.png")
 
 
-def test_groups_follow_the_ap_of_the_judge(toys: Collection, tmp_path: Path) -> None:
+def test_groups_follow_the_ap_of_the_judge(toys: Shop, tmp_path: Path) -> None:
     for judge in ("fine", "rough <i>"):
         page = written(tmp_path, toys, rows=8, ranked_by=judge)
         model, labels = toys.models[judge], toys.records.labels
-        candidates = sampled(labels, 512, 8).tolist()
+        precisions = toys.found[judge].per_query["mAP@R"].numpy()
+        (candidates,) = turns(labels, precisions, 8, 512)
         ap = {}
         for query in candidates:
             relevant = set(np.flatnonzero(labels == labels[query]).tolist()) - {query}
@@ -205,7 +220,7 @@ def test_groups_follow_the_ap_of_the_judge(toys: Collection, tmp_path: Path) -> 
         assert judge in page.text
 
 
-def test_the_last_model_judges_unless_another_is_named(toys: Collection, tmp_path: Path) -> None:
+def test_the_last_model_judges_unless_another_is_named(toys: Shop, tmp_path: Path) -> None:
     options: tuple[dict[str, Any], ...] = ({}, {"ranked_by": "fine"}, {"ranked_by": "rough <i>"})
     default, fine, rough = ([shown.query for shown in written(tmp_path, toys, rows=5, **o).shown] for o in options)
     assert default == fine
@@ -217,7 +232,7 @@ def test_a_query_never_finds_itself_but_finds_its_duplicate(tmp_path: Path) -> N
     plain = embeddings(of, 0, 1.0)
     vectors = plain.vectors.clone()
     vectors[1::2] = vectors[::2]  # every picture twice, so that the own score of 1 is met twice
-    page = written(tmp_path, Collection({"twins": Embeddings(vectors, plain.labels, plain.ids)}, of, numbered_picture))
+    page = written(tmp_path, Shop({"twins": Embeddings(vectors, plain.labels, plain.ids)}, of))
     assert len(page.shown) == 24
     for shown in page.shown:
         found = [record for _, record, _ in shown.strips[0].items]
@@ -236,8 +251,9 @@ def test_a_gallery_of_its_own(with_ids: bool, tmp_path: Path) -> None:
     asked = Embeddings(
         everything.vectors[chosen], everything.labels[chosen], None if ids is None else tuple(ids[i] for i in chosen)
     )
-    queries = Collection({"m": asked}, of, lambda i: numbered_picture(100 + i))
-    page = written(tmp_path, queries, Collection({"m": everything}, whole, numbered_picture), rows=6, nearest=9)
+    pictures = Album(of, lambda i: numbered_picture(100 + i)), Album(whole, numbered_picture)
+    retrieval_page(tmp_path / "page.html", "x", {"m": evaluate(asked, everything)}, *pictures, rows=6, nearest=9)
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert len(page.shown) == 6
     for shown in page.shown:
         query = int(chosen[shown.query - 100])
@@ -247,7 +263,7 @@ def test_a_gallery_of_its_own(with_ids: bool, tmp_path: Path) -> None:
         assert (query in found) is not with_ids
 
 
-def test_names_are_escaped(toys: Collection, tmp_path: Path) -> None:
+def test_names_are_escaped(toys: Shop, tmp_path: Path) -> None:
     page = written(tmp_path, toys)
     assert "script" not in page.tags
     assert len(page.sources) == len(page.shown) * 21  # no picture but ours: the query, and 10 from each of two models
@@ -255,11 +271,11 @@ def test_names_are_escaped(toys: Collection, tmp_path: Path) -> None:
     assert "Toys &amp; &lt;more&gt;" in text
     assert "onerror=alert(1)>" not in text
     assert "rough &lt;i&gt;" in text
-    said = {shown.caption for shown in page.shown}
-    assert {f"query of class {name}" for name in NASTY[:3]} <= said
+    said = [shown.caption.removesuffix(f", toys/{shown.query}.png") for shown in page.shown]
+    assert {f"query of class {name}" for name in NASTY[:3]} <= set(said)
 
 
-def test_it_reaches_for_nothing(toys: Collection, tmp_path: Path) -> None:
+def test_it_reaches_for_nothing(toys: Shop, tmp_path: Path) -> None:
     page = written(tmp_path, toys)
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not {"script", "link", "iframe"} & set(page.tags)
@@ -269,15 +285,15 @@ def test_it_reaches_for_nothing(toys: Collection, tmp_path: Path) -> None:
     assert 'name="viewport"' in text
 
 
-def test_the_same_input_gives_the_same_bytes(toys: Collection, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes(toys: Shop, tmp_path: Path) -> None:
     written(tmp_path, toys)
     first = (tmp_path / "page.html").read_bytes()
     written(tmp_path, toys)
     assert (tmp_path / "page.html").read_bytes() == first
 
 
-def test_the_table_has_the_metrics_in_percent_and_the_best_in_bold(toys: Collection, tmp_path: Path) -> None:
-    measured = {name: retrieval_metrics(e.vectors, e.labels) for name, e in toys.models.items()}
+def test_the_table_has_the_metrics_in_percent_and_the_best_in_bold(toys: Shop, tmp_path: Path) -> None:
+    measured = {name: found.metrics for name, found in toys.found.items()}
     computed, given = written(tmp_path, toys), written(tmp_path, toys, metrics=measured)
     names = ("R@1", "R@2", "R@4", "R@8", "mAP@R", "mAP")
     expected = []
@@ -287,7 +303,7 @@ def test_the_table_has_the_metrics_in_percent_and_the_best_in_bold(toys: Collect
             expected.append(("b" if best else "span", f"{100 * values[name]:.1f}"))
     assert computed.cells == given.cells == expected
     assert {kind for kind, _ in expected} == {"b", "span"}
-    one = Collection({"fine": toys.models["fine"]}, toys.records, numbered_picture)
+    one = Shop({"fine": toys.models["fine"]}, toys.records)
     assert {kind for kind, _ in written(tmp_path, one).cells} == {"span"}  # alone, nothing is best
 
 
@@ -297,7 +313,7 @@ def test_pictures_that_could_not_be_embedded_are_not_mistaken_for_others(tmp_pat
     whole = embeddings(of, 0, 1.0)
     assert whole.ids is not None
     some = Embeddings(whole.vectors[kept], whole.labels[kept], tuple(whole.ids[i] for i in kept))
-    page = written(tmp_path, Collection({"m": some}, of, numbered_picture), rows=8)
+    page = written(tmp_path, Shop({"m": some}, of), rows=8)
     for shown in page.shown:
         row = kept.tolist().index(shown.query)
         ranking = literal_ranking(some, some, row, row)
@@ -310,33 +326,78 @@ def test_files_are_read_where_no_pixels_are_given(tmp_path: Path) -> None:
     for i, path in enumerate(of.paths):
         Image.fromarray(numbered_picture(10 + i)).save(tmp_path / path)
     there = Records(of.name, tmp_path, of.paths, of.labels, of.class_names)
-    page = written(tmp_path, Collection({"m": embeddings(there, 0, 1.0)}, there))
+    page = written(tmp_path, Shop({"m": embeddings(there, 0, 1.0)}, there, None))
     assert sorted(shown.query for shown in page.shown) == list(range(10, 19))
 
 
-def test_the_sample_is_spread_and_takes_each_class_once_where_it_can() -> None:
-    labels = np.repeat(np.arange(100), 10)
-    assert np.unique(np.diff(sampled(labels, 50, 24))).tolist() == [20]
-    assert len(sampled(labels, 512, 24)) == 100
-    assert sorted(labels[sampled(labels, 512, 24)].tolist()) == list(range(100))
+def test_every_class_takes_its_turn() -> None:
+    labels, ap = np.repeat(np.arange(100), 10), np.linspace(0, 1, 1000)
+    (one,) = turns(labels, ap, 24, 512)
+    assert labels[one].tolist() == list(range(100))
+    (some,) = turns(labels, ap, 24, 50)
+    assert np.unique(np.diff(labels[some])).tolist() == [2]  # evenly spaced classes
     few = np.repeat(np.arange(3), 10)
-    assert sampled(few, 512, 24).tolist() == list(range(30))
+    several = turns(few, ap[:30], 8, 512)
+    assert [sorted(few[turn].tolist()) for turn in several] == [[0, 1, 2]] * 3
+    assert len({int(query) for turn in several for query in turn}) == 9
     few[:10] = UNLABELLED
-    assert sampled(few, 512, 24).tolist() == list(range(10, 30))
+    gone = ap[:30].copy()
+    gone[10:15] = np.nan  # nothing to find
+    left = np.concatenate(turns(few, gone, 24, 512))
+    assert sorted(left.tolist()) == list(range(15, 30))
+
+
+def test_no_class_comes_again_before_all_have_come() -> None:
+    """Even where the best and the worst are all of a few classes."""
+    labels = np.repeat(np.arange(9), [40, 40, 40, 3, 3, 3, 3, 3, 1])
+    ap = np.random.default_rng(0).random(len(labels)) * 0.2 + 0.4
+    ap[:40], ap[40:80] = 1.0, 0.0
+    for rows in (5, 9, 14, 24):
+        shown = np.concatenate(grouped(turns(labels, ap, rows, 512), ap, rows))
+        counts = np.bincount(labels[shown], minlength=9)
+        assert len(shown) == len(set(shown.tolist())) == rows
+        sizes = np.bincount(labels)
+        for least in range(9):  # who is shown less often has no more to show
+            assert counts.max() - counts[least] <= 1 or counts[least] == sizes[least]
 
 
 def test_groups_are_spread_over_the_ap() -> None:
-    candidates = np.arange(1000, 1100)
     ap = np.linspace(0, 1, 100)[::-1].copy()
-    ap[3] = np.nan
-    best, between, worst = (group.tolist() for group in grouped(candidates, ap, 24))
-    assert best == [1000, 1001, 1002, 1004, 1005, 1006]
-    assert worst == list(range(1094, 1100))
+    best, between, worst = (group.tolist() for group in grouped([np.arange(100)], ap, 24))
+    assert best == list(range(6))
+    assert worst == list(range(94, 100))
     assert len(between) == 12
     assert set(np.diff(between).tolist()) <= {7, 8}
-    assert [len(group) for group in grouped(candidates[:3], ap[:3], 24)] == [1, 1, 1]
-    ties = grouped(candidates, np.ones(100), 4)
-    assert [group.tolist() for group in ties] == [[1000], [1025, 1074], [1099]]
+    assert [len(group) for group in grouped([np.arange(3)], ap, 24)] == [1, 1, 1]
+    assert [group.tolist() for group in grouped([np.arange(100)], np.ones(100), 4)] == [[0], [25, 74], [99]]
+
+
+def test_names_and_files_are_shown_whole(tmp_path: Path) -> None:
+    names = ("animals/birds/001.Black_footed_Albatross_with_a_name_that_does_not_end", "b", "c")
+    paths = tuple(f"deep/below/a picture & more {i}.png" for i in range(9))
+    of = Records("toys", Path(), paths, np.repeat(np.arange(3), 3), names)
+    page = written(tmp_path, Shop({"m": embeddings(of, 0, 1.0)}, of))
+    shown = "".join(page.text.split("\n"))
+    assert names[0] in shown
+    for i in range(9):
+        assert f"a picture & more {i}.png" in shown
+    assert "deep/below" not in shown  # where the mouse rests
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("deep/below/a picture &amp; more 3.png") > 1
+    assert "ellipsis" not in text
+
+
+def test_the_order_is_that_of_the_evaluation(tmp_path: Path) -> None:
+    """Copies: a plain product tells them apart by where they stand, and would show a right one before a wrong one."""
+    of = records(np.arange(90) % 3)
+    vectors = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).repeat(18, 1)
+    plain = Embeddings(vectors, torch.from_numpy(of.labels))
+    page = written(tmp_path, Shop({"copies": plain}, of), nearest=10)
+    for shown in page.shown:
+        (strip,) = shown.strips
+        kinds = [kind.split()[0] for kind, _, _ in strip.items]
+        assert kinds == ["wrong"] * 10  # of 17 copies 12 are of other classes; they count before the 5
+        assert "· 0 of the first 10 right" in strip.head
 
 
 def test_large_pictures_become_small_squares_and_tiny_ones_stay() -> None:
@@ -350,9 +411,7 @@ def test_large_pictures_become_small_squares_and_tiny_ones_stay() -> None:
     assert (decoded(data_uri(tiny)) == tiny).all()
 
 
-def test_an_interrupted_page_leaves_the_old_one(
-    toys: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_page_leaves_the_old_one(toys: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.html").write_text("old")
 
     def half_written(path: Path, text: str, encoding: str) -> int:
@@ -369,41 +428,52 @@ def test_an_interrupted_page_leaves_the_old_one(
 OTHER = records(np.repeat(np.arange(CLASSES), 2))
 
 
+def page_of(vectors: dict[str, Embeddings], of: Records, gallery: Records | None = None, **options: Any) -> None:
+    found = {name: evaluate(some) for name, some in vectors.items()}
+    retrieval_page(Path("never written"), "x", found, of, gallery, **options)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Collection({}, OTHER), "at least one model, got none"),
+        (lambda: page_of({}, OTHER), "at least one model, got none"),
         (
-            lambda: Collection({"a": embeddings(OTHER, 0, 1), "b": embeddings(OTHER, 0, 1, ids=False)}, OTHER),
-            "'b' and 'a' differ in labels or ids; embed both with the same records",
+            lambda: page_of({"a": embeddings(OTHER, 0, 1), "b": embeddings(OTHER, 0, 1, ids=False)}, OTHER),
+            "'a' and 'b' differ in labels or ids; evaluate both with the same records",
         ),
         (
-            lambda: Collection({"a": embeddings(OTHER, 0, 1)}, OTHER.select(np.arange(5))),
+            lambda: page_of({"a": embeddings(OTHER, 0, 1)}, OTHER.select(np.arange(5))),
             "19 embeddings are of no picture of toys: 'toys/5.png'",
         ),
         (
-            lambda: Collection({"a": embeddings(OTHER, 0, 1, ids=False)}, OTHER.select(np.arange(5))),
+            lambda: page_of({"a": embeddings(OTHER, 0, 1, ids=False)}, OTHER.select(np.arange(5))),
             "24 embeddings without ids cannot be matched to 5 records",
         ),
         (
-            lambda: Collection({"a": embeddings(OTHER, 0, 1)}, records(OTHER.labels[::-1].copy())),
+            lambda: page_of({"a": embeddings(OTHER, 0, 1)}, records(OTHER.labels[::-1].copy())),
             "the labels of the embeddings are not those of the records of toys",
+        ),
+        (
+            lambda: retrieval_page(Path("x"), "x", {"a": evaluate(embeddings(OTHER, 0, 1), nearest=0)}, OTHER),
+            "the evaluation of 'a' kept no neighbours; evaluate with nearest=10",
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(make: Callable[[], Collection], words: str) -> None:
+def test_what_does_not_fit_together_is_refused(make: Callable[[], None], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
+    assert not Path("never written").exists()
 
 
-def test_bad_requests_are_named(toys: Collection, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape("must be one of the models ['rough <i>', 'fine']")):
+def test_bad_requests_are_named(toys: Shop, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape("must be one of the models ['rough <i>', 'fine'], got 'finest'")):
         written(tmp_path, toys, ranked_by="finest")
-    other = Collection({"fine": toys.models["fine"]}, toys.records, numbered_picture)
-    with pytest.raises(ValueError, match=re.escape("the gallery must have the same ones, got 'fine' and ['fine']")):
-        written(tmp_path, toys, other)
+    some = embeddings(toys.records.select(np.arange(9)), 0, 1)
+    searched = evaluate(dataclasses.replace(some, ids=None), dataclasses.replace(toys.models["fine"], ids=None))
+    with pytest.raises(ValueError, match="the queries were searched in a gallery: give its pictures too"):
+        retrieval_page(tmp_path / "x.html", "x", {"m": searched}, toys.records.select(np.arange(9)))
     with pytest.raises(ValueError, match="rows, nearest and sample must be at least 1, got 0, 10 and 512"):
         written(tmp_path, toys, rows=0)
     lonely = records(np.arange(CLASSES))
     with pytest.raises(ValueError, match="none of the 12 queries looked at has another picture of its class to find"):
-        written(tmp_path, Collection({"m": embeddings(lonely, 0, 1)}, lonely, numbered_picture))
+        written(tmp_path, Shop({"m": embeddings(lonely, 0, 1)}, lonely))

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from roadmap import __version__
 from roadmap.cli.data import app as data_app
 from roadmap.cli.embed import embed
 from roadmap.cli.evaluate import evaluate
 
 app = typer.Typer(
     name="roadmap",
-    help="Train, evaluate and serve image-retrieval models by optimising average precision directly.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"roadmap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def roadmap(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train, evaluate and serve image-retrieval models by optimising average precision directly."""
 
 
 # Everything after the verb is Hydra's: settings, groups, sweeps, and a help text of its own.
@@ -30,7 +48,7 @@ def train(context: typer.Context) -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in ("hydra", "omegaconf"):
             raise
-        typer.secho(f"error: training needs {missing.name}: pip install 'roadmap[train]'", fg="red", err=True)
+        typer.secho(f"error: training needs {missing.name}: pip install 'roadmap-retrieval[train]'", fg="red", err=True)
         raise typer.Exit(1) from missing
     raise typer.Exit(trained(context.args))
 

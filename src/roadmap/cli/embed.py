@@ -2,85 +2,68 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli import options
-from roadmap.cli.options import MODEL, THE_PICTURES, Asked, errors_told, readable_size
+from roadmap.cli.options import Asked, about_models
+from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
-    from roadmap.cli.sources import Source
     from roadmap.data import Records
 
 ENDINGS = (".npz", ".safetensors")
+OWN = ("folder", "table")  # datasets that are somebody's own pictures
 
 
+@about_models
 def embed(
+    asked: Asked,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL[0].upper()}{MODEL[1:]}.")],
     out: Annotated[Path, typer.Option(help="The file to write: .npz or .safetensors.")],
-    data: options.Data = None,
-    root: options.Root = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="test, train, val, query, gallery or all; test by default, all where nothing is split.",
-            rich_help_panel=THE_PICTURES,
-        ),
-    ] = None,
-    weights: options.Weights = None,
-    image: options.Image = None,
-    resize: options.Resize = None,
-    pooling: options.Pooling = None,
-    dim: options.Dim = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    batch: options.Batch = 256,
-    pack: options.Pack = "auto",
-    on_error: options.OnError = "raise",
 ) -> None:
     """Write the vectors of pictures, with their labels and names, to a file.
 
-    The file holds `vectors` (N, D) of length 1, `labels` (N,) and `ids` (N,), the paths of the pictures.
-    `roadmap evaluate FILE` measures them; numpy.load reads them.
+    The file holds `vectors` (N, D) of length 1, `labels` (N,), `class_names`, `ids` (N,), the paths of the pictures,
+    and in `about` the model, the crop and the folder that they are of. numpy.load reads it. Of your own pictures all
+    are taken, of a published dataset its test set, unless --split says otherwise.
 
     roadmap embed runs/first --out vectors.npz
 
     roadmap embed resnet50 --weights resnet50.pth --data folder --root PICTURES --out vectors.npz
     """
-    asked = Asked(model, data, root, weights, image, resize, pooling, dim, device, precision, batch, pack, on_error)
-    with errors_told():
-        if out.suffix not in ENDINGS:
-            raise ValueError(f"--out {out} must end in {' or '.join(ENDINGS)}")
-        from roadmap.cli.sources import source
+    if out.suffix not in ENDINGS:
+        raise ValueError(f"--out {out} must end in {' or '.join(ENDINGS)}")
+    encoder = asked.encoder(model)
+    from roadmap.cli.printing import dataset_name, print_rate, print_start, readable_size
+    from roadmap.data import pack_for
+    from roadmap.evaluation import records_of_split
 
-        found = source(asked)
-        part = _part(found, split)
-        found.announce(part)
-        vectors = found.embeddings(part)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        vectors.save(out)
-        found.report()
-        size = readable_size(out.stat().st_size)
-        typer.echo(f"wrote      {out}: {len(vectors):,} vectors of {vectors.vectors.shape[1]} dimensions, {size}")
-        typer.echo(f"next       {_next(out, split)}")
-
-
-def _part(found: Source, split: str | None) -> Records:
-    """The pictures of a split; of published datasets the test set, of undivided ones all, where nothing was said."""
-    names = found.records.split_names()
-    chosen = split or ("test" if found.divided else "all")
-    if chosen == "all":
-        return found.records
-    found.notes += found.division
-    if chosen not in names:
-        there = ", ".join([*names, "all"])
-        raise ValueError(f"{found.records.name} has no split {chosen!r}; choose --split from: {there}")
-    return found.records.split(chosen)
+    records = encoder.records(asked.data, asked.root)
+    own = dataset_name(encoder, asked.data) in OWN
+    part = records_of_split(records, asked.split or ("all" if own else "test"))
+    pack, read = pack_for(records, encoder.side, asked.pack, on_error=asked.when_damaged, make=asked.pack == "yes")
+    print_start(encoder, records, [part], read)
+    began = time.monotonic()
+    vectors = encoder.embed(part, pack=pack, on_error=asked.when_damaged)
+    print_rate(len(vectors), time.monotonic() - began, vectors.about["skipped"])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    vectors.save(out)
+    size = readable_size(out.stat().st_size)
+    typer.echo(f"wrote      {out}: {len(vectors):,} vectors of {vectors.vectors.shape[1]} dimensions, {size}")
+    typer.echo(f"next       {_next(asked, model, out, part)}")
 
 
-def _next(out: Path, split: str | None) -> str:
-    if split in ("query", "gallery"):
+def _next(asked: Asked, model: str, out: Path, part: Records) -> str:
+    """What to do with the vectors; those of training pictures say nothing about how new ones would be found."""
+    splits = part.split_names()
+    if splits in (("query",), ("gallery",)):
         return "roadmap evaluate QUERY_FILE --gallery GALLERY_FILE, once both splits are embedded"
-    return f"roadmap evaluate {out}"
+    if not {"train", "val"} & set(splits):
+        return f"roadmap evaluate {quote(str(out))}"
+    where = "" if asked.data is None else f" --data {asked.data}"
+    where += "" if asked.root is None else f" --root {quote(str(asked.root))}"
+    return f"roadmap evaluate {quote(model)}{where}, which tests on pictures that no training saw"

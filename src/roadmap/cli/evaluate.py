@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import time
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roadmap.cli import options
-from roadmap.cli.options import MODEL, Asked, device_named, errors_told
-from roadmap.cli.results import Evaluation, sizes
+from roadmap.cli.options import Asked, about_models
+from roadmap.locations import MODEL
+
+if TYPE_CHECKING:
+    from roadmap.data import Pack, Records
+    from roadmap.evaluation import Evaluation
 
 
 class Ties(str, Enum):
@@ -20,49 +25,34 @@ class Ties(str, Enum):
     mean = "mean"
 
 
-SAVED = "Saved vectors"  # panel of the help text
+UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
+def _saved(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Saved vectors")
+
+
+@about_models
 def evaluate(
+    asked: Asked,
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help=f"Vectors with labels (.npz or .safetensors), or {MODEL}.")
     ],
     ks: Annotated[str | None, typer.Option(help="The k of Recall@k, with commas; the dataset's, or 1,2,4,8.")] = None,
+    ties: Annotated[
+        Ties, typer.Option(help="Equal scores: against the query, or the mean over orders.")
+    ] = Ties.pessimistic,
     out: Annotated[Path | None, typer.Option("--json", help="Write the values to this file as well.")] = None,
     page: Annotated[
         Path | None, typer.Option(help="Of a model: write an HTML page with queries and what they retrieve.")
     ] = None,
     gallery: Annotated[
-        Path | None,
-        typer.Option(
-            help="Search in these instead of among the vectors; ids tell who is the query.", rich_help_panel=SAVED
-        ),
-    ] = None,
-    ties: Annotated[
-        Ties | None,
-        typer.Option(help="Equal scores: against the query, or the mean over orders.", rich_help_panel=SAVED),
+        Path | None, _saved("Search in these instead of among the vectors; ids tell who is the query.")
     ] = None,
     revisited: Annotated[
-        Path | None,
-        typer.Option(
-            help="A gnd_*.pkl file: the revisited Oxford/Paris protocol; needs --gallery.", rich_help_panel=SAVED
-        ),
+        Path | None, _saved("A gnd_*.pkl file: the revisited Oxford/Paris protocol; needs --gallery.")
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Working memory, such as 2GB; 512MB by default.", rich_help_panel=SAVED)
-    ] = None,
-    data: options.Data = None,
-    root: options.Root = None,
-    weights: options.Weights = None,
-    image: options.Image = None,
-    resize: options.Resize = None,
-    pooling: options.Pooling = None,
-    dim: options.Dim = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    batch: options.Batch = 256,
-    pack: options.Pack = "auto",
-    on_error: options.OnError = "raise",
+    memory: Annotated[str | None, _saved("Working memory, such as 2GB; 512MB by default.")] = None,
 ) -> None:
     """Print retrieval metrics of saved vectors, or of a model on a dataset, and write them as JSON.
 
@@ -70,7 +60,9 @@ def evaluate(
     `targets` and the like are understood.
 
     A model is evaluated as the literature does on that dataset: R@k, mAP@R and mAP over the test set, queries against a
-    gallery (inshop), or Easy, Medium and Hard (roxford5k, rparis6k). A run is evaluated on its own test set.
+    gallery (inshop), or Easy, Medium and Hard (roxford5k, rparis6k). A run is evaluated on the very pictures that it
+    kept for its test, in its own precision and batch size: the numbers are those of its summary.json. With --split, the
+    pictures of that split search one another.
 
     roadmap evaluate vectors.npz --json metrics.json
 
@@ -78,27 +70,96 @@ def evaluate(
 
     roadmap evaluate vit_small_patch14_dinov2 --data cub --root CUB_200_2011
     """
-    asked = Asked(what, data, root, weights, image, resize, pooling, dim, device, precision, batch, pack, on_error)
-    with errors_told():
-        numbers = None if ks is None else _numbers(ks)
-        if _holds_vectors(asked):
-            _refuse({**_typed(asked), "page": page}, f"{what} holds vectors")
-            order = (ties or Ties.pessimistic).value
-            saved = _of_vectors(Path(what), gallery, numbers, order, revisited, device, _bytes(memory or "512MB"))
-            saved.show()
-            if out is not None:
-                saved.write_json(out)
-            return
-        of_vectors = {"gallery": gallery, "ties": ties, "revisited": revisited, "memory": memory}
-        _refuse(of_vectors, f"{what} is a model, and its dataset says what searches in what")
-        from roadmap.cli.evaluate_model import evaluate_model
-
-        evaluate_model(asked, numbers, out, page)
+    numbers = None if ks is None else _numbers(ks)
+    if _holds_vectors(what, asked):
+        _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")
+        _show(_of_vectors(Path(what), asked.device, gallery, numbers, ties.value, revisited, memory or "512MB"), out)
+        return
+    of_vectors = {"gallery": gallery, "revisited": revisited, "memory": memory}
+    _refuse(of_vectors, f"{what} is a model, and its dataset says what searches in what")
+    result, records, pictures = _of_model(what, asked, numbers, ties.value, page)
+    _show(result, out)
+    if page is not None:
+        _write_page(page, result, records, pictures)
+    elif not records.ground_truth:
+        typer.echo("next       add --page FILE.html to see queries and what they retrieve")
 
 
-def _holds_vectors(asked: Asked) -> bool:
+def _of_model(
+    what: str, asked: Asked, ks: tuple[int, ...] | None, ties: Any, page: Path | None
+) -> tuple[Evaluation, Records, Pack | None]:
+    encoder = asked.encoder(what)
+    from roadmap.cli.printing import dataset_name, print_rate, print_start
+    from roadmap.data import pack_for
+    from roadmap.evaluation import evaluate as evaluation_of
+    from roadmap.evaluation import recall_ks, records_to_search
+
+    everything, damaged = encoder.records(asked.data, asked.root), asked.when_damaged
+    records = records_to_search(everything, asked.split)
+    if records.ground_truth and (ks is not None or page is not None):
+        raise ValueError(f"{records.name} has easy, hard and junk answers and no classes: leave --ks and --page out")
+    pack, read = pack_for(everything, encoder.side, asked.pack, on_error=damaged, make=asked.pack == "yes")
+    print_start(encoder, records, [part for part in records.evaluation() if part is not None], read)
+    began = time.monotonic()
+    ks = recall_ks(dataset_name(encoder, asked.data)) if ks is None else ks
+    result = evaluation_of(encoder, records, ks=ks, ties=ties, pack=pack, on_error=damaged)
+    about = result.facts["data"]
+    print_rate(about["queries"] + (about["gallery"] or 0), time.monotonic() - began, about["skipped"])
+    return result, records, pack
+
+
+def _of_vectors(
+    path: Path,
+    device: str,
+    gallery: Path | None,
+    ks: tuple[int, ...] | None,
+    ties: Any,
+    truth: Path | None,
+    memory: str,
+) -> Evaluation:
+    room = _bytes(memory)
+    if truth is not None and gallery is None:
+        raise ValueError("--revisited needs --gallery: the queries are not among the database images")
+    from roadmap.embeddings import Embeddings
+    from roadmap.evaluation import evaluate as evaluation_of
+    from roadmap.hardware import device_of
+    from roadmap.metrics import load_ground_truth
+
+    place = device_of(device)
+    queries = Embeddings.load(path).to(place)
+    items = None if gallery is None else Embeddings.load(gallery).to(place)
+    answers = None if truth is None else load_ground_truth(truth)
+    found = evaluation_of(queries, items, ks=ks, ties=ties, truth=answers, memory=room, nearest=0)
+    files = {"embeddings": str(path), "gallery": None if gallery is None else str(gallery)}
+    title = f"{path.name}: {found.title.rpartition(': ')[2]}"
+    return dataclasses.replace(found, facts={**found.facts, **files, "title": title})
+
+
+def _show(result: Evaluation, out: Path | None) -> None:
+    from roadmap.cli.printing import print_metrics
+
+    for note in result.facts.get("notes", ()):
+        typer.echo(f"  - {note}")
+    print_metrics(result.title, result.metrics)
+    if out is not None:
+        result.write_json(out)
+        typer.echo(f"wrote      {out}")
+
+
+def _write_page(path: Path, result: Evaluation, records: Records, pictures: Pack | None) -> None:
+    from roadmap.report import Album, retrieval_page
+
+    asked, gallery = records.evaluation()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = result.facts["model"]["name"]
+    searched = None if gallery is None else Album(gallery, pictures)
+    retrieval_page(path, f"{name} on {records.name}", {name: result}, Album(asked, pictures), searched)
+    typer.echo(f"wrote      {path}: queries and what they retrieve, for a browser")
+
+
+def _holds_vectors(what: str, asked: Asked) -> bool:
     """Whether WHAT is a file of vectors; a .safetensors file may also be a checkpoint."""
-    path = Path(asked.model)
+    path = Path(what)
     if path.suffix != ".safetensors" or not path.is_file():
         return path.suffix == ".npz"
     from safetensors import SafetensorError, safe_open
@@ -106,53 +167,16 @@ def _holds_vectors(asked: Asked) -> bool:
     from roadmap.embeddings import NAMES
 
     try:
-        with safe_open(path, framework="pt") as content:
+        with safe_open(path, framework="np") as content:
             return not set(NAMES["vectors"]).isdisjoint(content.keys())
     except SafetensorError:  # damaged: whoever names a dataset means a model
         return asked.data is None
-
-
-def _typed(asked: Asked) -> dict[str, object]:
-    """The options about a model and its pictures that have no default."""
-    return {f.name: getattr(asked, f.name) for f in dataclasses.fields(asked) if f.default is None}
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if names:
         raise ValueError(f"{', '.join(names)} cannot be used: {why}; leave {'it' if len(names) == 1 else 'them'} out")
-
-
-def _of_vectors(
-    path: Path,
-    gallery: Path | None,
-    ks: tuple[int, ...] | None,
-    ties: Any,
-    revisited: Path | None,
-    device: str,
-    memory: int,
-) -> Evaluation:
-    from roadmap.embeddings import Embeddings
-    from roadmap.evaluation import retrieval_evaluation, revisited_evaluation
-    from roadmap.metrics import load_ground_truth
-
-    chosen = device_named(device)
-    queries = Embeddings.load(path).to(chosen)
-    items = None if gallery is None else Embeddings.load(gallery).to(chosen)
-    if revisited is None:
-        values = retrieval_evaluation(queries, items, (1, 2, 4, 8) if ks is None else ks, ties, memory)
-    elif items is None:
-        raise ValueError("--revisited needs --gallery: the queries are not among the database images")
-    else:
-        values = revisited_evaluation(queries, items, load_ground_truth(revisited))
-    facts = {
-        "embeddings": str(path),
-        "gallery": None if gallery is None else str(gallery),
-        "vectors": len(queries),
-        "dimensions": queries.vectors.shape[1],
-        "ties": ties,
-    }
-    return Evaluation(f"{path.name}: {sizes(queries, items)}", values, facts)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -163,12 +187,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _bytes(text: str) -> int:
-    units = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "B": 1}
-    for unit, size in units.items():
-        number = text.upper().strip().removesuffix(unit)
-        if number != text.upper().strip():
-            try:
-                return int(float(number) * size)
-            except ValueError:
-                break
-    raise ValueError(f"--memory must be a number with B, KB, MB or GB, such as 512MB, got {text!r}")
+    found = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?B)\s*", text, re.IGNORECASE)
+    try:
+        return int(float(found[1]) * UNITS[found[2].upper()])  # type: ignore[index]
+    except (TypeError, ValueError):
+        said = f"--memory must be a number with B, KB, MB or GB, such as 512MB, got {text!r}"
+        raise ValueError(said) from None

@@ -1,126 +1,143 @@
-"""Options that several verbs share, and how an error becomes a line that a person can act on."""
+"""The options that verbs about models share, and how an error becomes a line that a person can act on."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from roadmap.cli.data import NAMES
-from roadmap.config.settings import PACKING, POOLINGS, PRECISIONS
+from roadmap.config.settings import PACKING, POOLINGS, PRECISIONS, SettingError
+from roadmap.locations import check_root, checkpoint_of, run_around
+
+if TYPE_CHECKING:
+    from roadmap.data.pictures.packing import OnError
+    from roadmap.encoder import Encoder
 
 # What a person can do something about; anything else is a fault of ours and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError)
-# The library speaks of settings, as `roadmap train` takes them; these verbs have options for some of them.
+# The library speaks of settings; these verbs have options for some of them.
 OPTION_OF = {
     "model.name": "MODEL",
     "model.weights": "--weights",
     "model.pooling": "--pooling",
     "model.dim": "--dim",
-    "data.image": "--image",
+    "data.name": "--data",
     "data.root": "--root",
+    "data.image": "--image",
+    "data.resize": "--resize",
     "data.pack": "--pack",
     "data.on_error": "--on-error",
+    "hardware.device": "--device",
     "hardware.precision": "--precision",
-    "data": "--data",
 }
 PICTURE_ADVICE = "Repair or remove it, or use --on-error skip"
-SETTING = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, OPTION_OF))})(=|(?![\w.]))")
+DAMAGED = ("raise", "skip")
+PICTURES, MODEL, COMPUTING = "The pictures", "The model", "Computing"  # panels of the help text
 
-MODEL = "a run folder (its best epoch), a checkpoint (.safetensors), small_cnn, or the name of any timm model"
-THE_PICTURES, THE_MODEL, COMPUTING = "The pictures", "The model", "Computing"  # panels of the help text
 
-Data = Annotated[
-    str | None,
-    typer.Option(help=f"One of: {', '.join(NAMES)}; by default that of the run.", rich_help_panel=THE_PICTURES),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option(help="Where they lie; for `table` the file. Glyphs need none.", rich_help_panel=THE_PICTURES),
-]
-OnError = Annotated[
-    str,
-    typer.Option(
-        help="A picture that cannot be decoded: raise stops, skip leaves it out and says so.",
-        rich_help_panel=THE_PICTURES,
-    ),
-]
-Pack = Annotated[
-    str,
-    typer.Option(
-        help=f"Decoded pictures, {', '.join(PACKING)}: auto uses a pack that is there, yes makes one if there is none.",
-        rich_help_panel=THE_PICTURES,
-    ),
-]
-Image = Annotated[
-    int | None,
-    typer.Option(min=1, help="Side of what the model sees; a checkpoint's own, or 224.", rich_help_panel=THE_PICTURES),
-]
-Resize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Shorter side before the centre is cut out; a checkpoint's own, or 8/7 of --image.",
-        rich_help_panel=THE_PICTURES,
-    ),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        help="Of a timm model: hub (the default), random, or a .safetensors or .pth file.", rich_help_panel=THE_MODEL
-    ),
-]
-Pooling = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Of a timm model: {', '.join(POOLINGS)}; auto is what it was trained with.", rich_help_panel=THE_MODEL
-    ),
-]
-Dim = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Of a timm model: add an untrained projection to so many dimensions.", rich_help_panel=THE_MODEL
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=COMPUTING)]
-Precision = Annotated[
-    str,
-    typer.Option(
-        help=f"Of the model: {', '.join(PRECISIONS)}; auto is bf16 on a GPU, 32 elsewhere.", rich_help_panel=COMPUTING
-    ),
-]
-Batch = Annotated[
-    int, typer.Option(min=1, help="Pictures that go through the model at once.", rich_help_panel=COMPUTING)
-]
+def _option(panel: str, text: str, least: int | None = None) -> Any:
+    return typer.Option(help=text, min=least, rich_help_panel=panel)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Which model and which pictures, as typed; None where nothing was."""
+    """Which pictures, which model and how, as typed; None where nothing was. Each field is an option."""
 
-    model: str
-    data: str | None = None
-    root: Path | None = None
-    weights: str | None = None
-    image: int | None = None
-    resize: int | None = None
-    pooling: str | None = None
-    dim: int | None = None
-    device: str = "auto"
-    precision: str = "auto"
-    batch: int = 256
-    pack: str = "auto"
-    on_error: str = "raise"
+    data: Annotated[str | None, _option(PICTURES, f"One of: {', '.join(NAMES)}; by default that of the run.")] = None
+    root: Annotated[Path | None, _option(PICTURES, "Where they lie; for `table` the file. Glyphs need none.")] = None
+    split: Annotated[
+        str | None,
+        _option(PICTURES, "test, train, val or all; embed: also query or gallery."),
+    ] = None
+    image: Annotated[int | None, _option(PICTURES, "Side of what the model sees; a checkpoint's own, or 224.", 1)] = (
+        None
+    )
+    resize: Annotated[
+        int | None,
+        _option(PICTURES, "Shorter side before the centre is cut out; a checkpoint's own, or 8/7 of --image.", 1),
+    ] = None
+    pack: Annotated[
+        str,
+        _option(PICTURES, f"Decoded pictures, {', '.join(PACKING)}: auto uses one that is there, yes makes it."),
+    ] = "auto"
+    on_error: Annotated[
+        str, _option(PICTURES, "A picture that cannot be decoded: raise stops, skip leaves it out and says so.")
+    ] = "raise"
+    weights: Annotated[
+        str | None, _option(MODEL, "Of a timm model: hub (the default), random, or a .safetensors or .pth file.")
+    ] = None
+    pooling: Annotated[
+        str | None, _option(MODEL, f"Of a timm model: {', '.join(POOLINGS)}; auto is what it was trained with.")
+    ] = None
+    dim: Annotated[
+        int | None, _option(MODEL, "Of a timm model: add a projection at random to so many dimensions.", 1)
+    ] = None
+    device: Annotated[str, _option(COMPUTING, "auto, cpu, cuda, cuda:1, mps; auto: as the run, or a GPU.")] = "auto"
+    precision: Annotated[
+        str | None,
+        _option(COMPUTING, f"{', '.join(PRECISIONS)}; the run's own, or auto: bf16 on a GPU, 32 elsewhere."),
+    ] = None
+    batch: Annotated[
+        int | None, _option(COMPUTING, "Pictures that go through the model at once; as in the run, or 256.", 1)
+    ] = None
+
+    @property
+    def when_damaged(self) -> OnError:
+        """What to do with a picture that cannot be decoded, in the type that the library takes."""
+        return "skip" if self.on_error == "skip" else "raise"
+
+    def typed(self) -> dict[str, object]:
+        """The options that have no default, and what was given for them."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.default is None}
+
+    def encoder(self, model: str) -> Encoder:
+        """The model that was asked for. What is wrong with what was typed is told before torch is imported."""
+        for name, allowed in (("precision", PRECISIONS), ("pack", PACKING), ("on_error", DAMAGED)):
+            if (value := getattr(self, name)) is not None and value not in allowed:
+                raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(allowed)}, got {value!r}")
+        checkpoint = checkpoint_of(model)
+        of_run = checkpoint is not None and run_around(checkpoint) is not None
+        if self.data is not None and not (of_run and self.root is None):
+            check_root(self.data, self.root)
+        elif not of_run:
+            raise ValueError(f"--data is missing: which pictures? One of {', '.join(NAMES)}; folder for your own")
+        from roadmap.encoder import Encoder
+
+        passed = ("device", "precision", "image", "resize", "weights", "pooling", "dim", "batch")
+        return Encoder.open(model, **{name: getattr(self, name) for name in passed})
+
+
+def about_models(verb: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `Asked` beside the verb's own; they reach it as one. Its errors are told."""
+    own = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
+    hints = get_type_hints(Asked, include_extras=True)
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in dataclasses.fields(Asked)
+    ]
+
+    def command(**given: Any) -> None:
+        asked = Asked(**{f.name: given.pop(f.name) for f in dataclasses.fields(Asked)})
+        with tell_errors():
+            verb(asked, **given)
+
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    return command
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def tell_errors() -> Iterator[None]:
     """Expected errors become one line on stderr and exit code 1; ROADMAP_DEBUG=1 shows the traceback instead."""
     said = ""
     try:
@@ -128,50 +145,25 @@ def errors_told() -> Iterator[None]:
     except EXPECTED as error:
         if os.environ.get("ROADMAP_DEBUG", "0") not in ("", "0"):
             raise
-        said = _advised(error)
+        said = advice(error)
     if said:  # outside: the error would keep alive what it came from, such as processes that wait for more work
         typer.secho(f"error: {said}", fg=typer.colors.RED, err=True)
         raise typer.Exit(1)
 
 
-def _advised(error: Exception) -> str:
+def advice(error: Exception) -> str:
     """The message in the words of the command line, with what helps."""
     if isinstance(error, ModuleNotFoundError):
-        return f"this needs {error.name}: pip install 'roadmap[train]'"
-    said = SETTING.sub(_option, str(error))
+        return f"this needs {error.name}: pip install 'roadmap-retrieval[train]'"
+    names = "|".join(map(re.escape, OPTION_OF))
+    spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
+    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
+    if (
+        isinstance(error, SettingError) and error.field not in OPTION_OF
+    ):  # an argument, which is called as its option is
+        said = said.replace(f"{error.field}=", f"--{error.field} ")
     if type(error).__name__ == "PictureError":  # by name: importing it to look at any error would take a second
         return f"{said}. {PICTURE_ADVICE}"
     if inside := re.search(r"PictureError: (.+)", said):  # torch hands a worker's error on as text, with its traceback
         return f"{inside[1]}. {PICTURE_ADVICE}"
     return f"{said}. A smaller --batch takes less memory" if "out of memory" in said else said
-
-
-def _option(found: re.Match[str]) -> str:
-    setting, equals = found[1], found[2]
-    if setting == "data" and not equals:  # the word
-        return setting
-    return f"{OPTION_OF[setting]}{' ' if equals else ''}"
-
-
-def device_named(name: str) -> str:
-    """What torch calls a device that was typed."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: no CUDA device is visible here; use --device cpu")
-    return name
-
-
-def readable_size(size: int) -> str:
-    """Bytes for a person: 1.3 MB."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000  # type: ignore[assignment]
-    return f"{size:.1f} GB"

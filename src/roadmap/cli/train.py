@@ -1,4 +1,4 @@
-"""`roadmap train`: what was typed is checked, composed by Hydra, and handed to the engine; sweeps are Hydra's."""
+"""`roadmap train`: what was typed is composed, checked, and handed to the engine; sweeps are Hydra's."""
 
 from __future__ import annotations
 
@@ -10,204 +10,159 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import hydra
 import typer
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from roadmap.config.composition import check_root, composed, plain
-from roadmap.config.parsing import key_of
-from roadmap.config.request import Request, catalogue_with, given_keys, understood
-from roadmap.config.settings import Settings
+from roadmap.cli.train_help import print_help
+from roadmap.config.command import DRY, LOOKS, SWEEPS, Command, command_of, key_of
+from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
+from roadmap.config.settings import SettingError, Settings
 
 DONE, FAILED, NOT_UNDERSTOOD, INTERRUPTED = 0, 1, 2, 130
 # What the engine raises with a message for a person; anything else is a fault of ours and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
-DEBUG, HYDRAS_DEBUG = "ROADMAP_DEBUG", "HYDRA_FULL_ERROR"
-RESUME = "resume="
 LONGEST_NAME = 200  # of a folder, in characters; file systems allow some 255 bytes
 
 
 def train(arguments: Sequence[str]) -> int:
     """Does what `roadmap train ARGUMENTS` asks for; gives the exit code."""
-    if any(argument in ("-h", "--help") for argument in arguments):
-        from roadmap.cli.train_help import print_help
-
-        print_help()
-        return DONE
-    if any(argument.startswith(RESUME) for argument in arguments):
-        return _resumed(arguments)
+    code = NOT_UNDERSTOOD
     try:
-        request = understood(arguments)
-        settings = _rehearsed(request)
-    except ValueError as error:
-        return _refusal(error, NOT_UNDERSTOOD)
-    through_hydra = request.sweeps or request.looks
-    return _with_hydra(request, settings) if through_hydra else _fitted(request, settings)
+        if not {"-h", "--help"}.isdisjoint(arguments):
+            print_help([word for word in arguments if word not in ("-h", "--help")])
+            return DONE
+        command = command_of(arguments)
+        runs = [] if command.has(LOOKS) or command.resume else _rehearsal(command)
+        code = FAILED
+        _carry_out(command, runs)
+    except KeyboardInterrupt as stop:
+        typer.echo(f"\n{stop}" if str(stop) else "\nstopped")  # the engine says what is left, and how to go on
+        return getattr(stop, "exit_code", INTERRUPTED)
+    except EXPECTED as error:
+        if _debugging():
+            raise
+        return _tell(error, code)
+    return DONE
 
 
-def _rehearsed(request: Request) -> Settings:
-    """The settings of the first run. All runs are composed so that every value of a sweep comes once: a mistake in
-    the last of them is found before the first begins."""
-    runs = [composed(overrides, request.folder) for overrides in request.covering()]
-    if not request.looks:  # which needs no pictures
-        for settings in runs:
-            check_root(settings)
-    if request.sweeps and runs[0].run is not None:
-        raise ValueError("run=FOLDER is for a single run; in a sweep give out=FOLDER, and every run gets its own in it")
-    return runs[0]
+def _rehearsal(command: Command) -> list[Settings]:
+    """The settings of runs in which every value of a sweep comes once: a mistake in the last of them is found before
+    the first begins."""
+    runs = [settings_from(overrides, command.folder) for overrides in command.covering()]
+    for settings in runs:
+        check_data(settings)
+    for settings in {str(settings.loss): settings for settings in runs}.values():
+        check_loss(settings)
+    if command.has(SWEEPS) and runs[0].run is not None:
+        said = "run=FOLDER is for a single run; in a sweep give out=FOLDER, and every run gets its own in it"
+        raise SettingError("run", said)
+    return runs
 
 
-def _fitted(request: Request, settings: Settings) -> int:
-    began = time.time()
-    with _reported() as outcome:
-        from roadmap.engine import fit
+def _carry_out(command: Command, runs: Sequence[Settings]) -> None:
+    if command.has(LOOKS):
+        _look(command)
+        return
+    if command.has(SWEEPS):
+        _sweep(command, Path(runs[0].out) / time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
+        return
+    from roadmap.engine import fit, plan, resume
 
-        fit(settings, given_keys(request.overrides, request.catalogue))
-    if outcome == [INTERRUPTED]:
-        _say_what_is_left(_folder_of(settings, began))
-    return outcome[0]
-
-
-def _resumed(arguments: Sequence[str]) -> int:
-    others = [argument for argument in arguments if not argument.startswith(RESUME)]
-    if others or len(arguments) > 1:
-        said = f"resume=FOLDER goes on with the settings of that run, alone; leave out: {' '.join(others)}"
-        return _refusal(ValueError(said), NOT_UNDERSTOOD)
-    folder = Path(os.path.expanduser(arguments[0].removeprefix(RESUME)))
-    with _reported() as outcome:
-        from roadmap.engine import resume
-
-        resume(folder)
-    if outcome == [INTERRUPTED]:
-        _say_what_is_left(folder)
-    return outcome[0]
+    if command.resume is not None:
+        resume(command.resume, epochs=command.epochs)
+    elif command.has(DRY):
+        typer.echo("\n".join(plan(runs[0]).lines()))
+    else:
+        fit(runs[0])
 
 
-def _with_hydra(request: Request, settings: Settings) -> int:
-    """Sweeps, `--cfg` and the like: Hydra's own command line, told where to put things."""
-    folder, extra = Path(settings.out) / time.strftime("sweep_%Y-%m-%d_%H-%M-%S"), []
-    typed = [key_of(override) for override in request.overrides]
-    if request.sweeps:
-        fixed = [key for key in typed if key not in request.swept]
-        extra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
-        if "hydra.sweep.dir" not in typed:
-            extra.append(f"hydra.sweep.dir='{folder}'")
-    command = hydra.main("pkg://roadmap.config.groups", "config", version_base="1.3")(job)
-    with _reported() as outcome, _arguments([*request.flags, *request.overrides, *extra]), _errors_from_hydra():
-        command()
-    if request.sweeps and folder.is_dir():
-        said = {DONE: "All runs are in", INTERRUPTED: "stopped; what is finished is in"}
-        typer.echo(f"{said.get(outcome[0], 'What could be run is in')} {folder}")
-    return outcome[0]
+def _look(command: Command) -> None:
+    """`--cfg` and `--hydra-help`."""
+    parser = get_args_parser()
+    asked = parser.parse_args([*command.flags, *command.overrides])
+    settings_from(command.overrides, command.folder)  # says in our words what is wrong
+    with hydra_with(command.folder) as hydra:
+        if asked.hydra_help:
+            hydra.hydra_help(CONFIG, parser, asked)
+        else:
+            hydra.show_cfg(CONFIG, asked.overrides, asked.cfg, asked.package, asked.resolve)
+
+
+def _sweep(command: Command, folder: Path) -> None:
+    """A run for every combination of values, each in its own folder, and a table of what came of them."""
+    keys = [key_of(text) for text in command.overrides]
+    fixed = [key for key in keys if key not in command.swept]
+    told = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
+    if "hydra.sweep.dir" not in keys:
+        told.append(f"hydra.sweep.dir='{folder}'")
+    said = "What could be run is in"
+    try:
+        with hydra_with(command.folder) as hydra:
+            hydra.multirun(CONFIG, job, [*command.overrides, *told])
+        said = "All runs are in"
+    finally:
+        if folder.is_dir():
+            typer.echo(f"\n{results(folder)}\n{said} {folder}")
 
 
 def job(config: DictConfig) -> str:
     """One run of a sweep; at module level, so that launchers can send it to other processes and machines."""
     context = HydraConfig.get()
-    settings, overrides = plain(config), list(context.overrides.task)
-    own = [source.path for source in context.runtime.config_sources if source.provider == "command-line"]
-    given = given_keys(overrides, catalogue_with(Path(own[0]) if own else None))
-    name = re.sub(r"[^\w.,=+-]+", "_", context.job.override_dirname)
+    settings, what = plain(config), context.job.override_dirname
+    name = re.sub(r"[^\w.,=+-]+", "_", what)
     if not 0 < len(name) <= LONGEST_NAME:
         name = f"{name[:LONGEST_NAME]}{context.job.num}"
     settings.run = str(Path(context.sweep.dir) / name)
-    typer.secho(f"\n{context.job.override_dirname}  ->  {settings.run}", bold=True)
-    typed = ["train", *(f"--config-dir={folder}" for folder in own), *overrides, f"run={settings.run}"]
-    with _outside_hydra(typed):
+    typer.secho(f"\n{what}  ->  {settings.run}", bold=True)
+    own = [f"--config-dir={source.path}" for source in context.runtime.config_sources if source.provider == OWN_FILES]
+    with _as_if_alone(["train", *own, *context.overrides.task, f"run={settings.run}"]):
         try:
             from roadmap.engine import fit
 
-            return str(fit(settings, given))
+            return str(fit(settings))
         except EXPECTED as error:
             if _debugging():
                 raise
-            said = f"{context.job.override_dirname}: {error}"
-            _refusal(said, FAILED)
+            _tell(f"{what}: {error}")
             # plain, so that any launcher can carry it; what went wrong stands above
-            raise RuntimeError(f"not every run of the sweep was finished; see above: {said}") from None
+            raise RuntimeError(f"not every run of the sweep was finished; see above: {what}: {error}") from None
 
 
 @contextmanager
-def _reported() -> Iterator[list[int]]:
-    """Runs what is inside; the list it gives then holds the exit code. Expected errors are told, not thrown."""
-    outcome = [DONE]
-    try:
-        yield outcome
-    except KeyboardInterrupt:
-        outcome[0] = INTERRUPTED
-    except SystemExit as left:  # Hydra's own refusals
-        outcome[0] = left.code if isinstance(left.code, int) else FAILED
-    except EXPECTED as error:
-        if _debugging():
-            raise
-        outcome[0] = _refusal(error, FAILED)
-
-
-@contextmanager
-def _arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra, and what starts further processes, read sys.argv."""
-    kept = sys.argv
-    sys.argv = [kept[0], *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = kept
-
-
-@contextmanager
-def _outside_hydra(arguments: Sequence[str]) -> Iterator[None]:
-    """As if this one run had been asked for alone: several devices start it again, each for itself."""
+def _as_if_alone(arguments: Sequence[str]) -> Iterator[None]:
+    """As if this one run had been asked for alone: what starts it again, for several devices, reads sys.argv."""
     context = HydraConfig.instance()
-    kept, context.cfg = context.cfg, None
-    try:
-        with _arguments(arguments):
-            yield
-    finally:
-        context.cfg = kept
-
-
-@contextmanager
-def _errors_from_hydra() -> Iterator[None]:
-    """Errors come to us instead of being printed, with a traceback, by Hydra."""
-    kept = {name: os.environ.get(name) for name in (DEBUG, HYDRAS_DEBUG)}
-    os.environ[DEBUG] = "1" if _debugging() else "0"  # what was asked for; processes of launchers inherit it
-    os.environ[HYDRAS_DEBUG] = "1"
+    kept, context.cfg, sys.argv = (context.cfg, sys.argv), None, [sys.argv[0], *arguments]
     try:
         yield
     finally:
-        HydraConfig.instance().cfg = None  # Hydra leaves it set, as if its job went on
-        for name, value in kept.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        context.cfg, sys.argv = kept
+
+
+def results(folder: Path) -> str:
+    """What came of the runs in a folder, a line each; they are named by what differs between them."""
+    from roadmap.runs import table
+
+    rows = table(path.parent for path in sorted(folder.glob("*/config.yaml")))
+    columns = [name for name in (rows[0] if rows else []) if re.search("^run$|R@|mAP|best epoch", name)]
+    cells = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _debugging() -> bool:
     """Whether tracebacks are wanted; our own variable counts before Hydra's."""
-    return os.environ.get(DEBUG, os.environ.get(HYDRAS_DEBUG, "")) not in ("", "0")
+    return os.environ.get("ROADMAP_DEBUG", os.environ.get("HYDRA_FULL_ERROR", "")) not in ("", "0")
 
 
-def _refusal(error: Exception | str, code: int) -> int:
+def _tell(error: Exception | str, code: int = FAILED) -> int:
     typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
     return code
-
-
-def _folder_of(settings: Settings, since: float) -> Path | None:
-    """The folder of the run that was just stopped, if it came to have one."""
-    if settings.run is not None:
-        return Path(settings.run)
-    made = [path.parent for path in Path(settings.out).glob("*/config.yaml") if path.stat().st_mtime >= since - 1]
-    return max(made, key=lambda folder: folder.stat().st_mtime, default=None)
-
-
-def _say_what_is_left(folder: Path | None) -> None:
-    if folder is None or not folder.is_dir():
-        typer.echo("\nstopped before a run folder was made")
-    elif any((folder / "checkpoints").glob("*")):
-        typer.echo(
-            f"\nstopped; the last epoch that was saved is kept. Go on:  roadmap train resume={folder}\n"
-            f"Look at it:  tensorboard --logdir {folder}"
-        )
-    else:
-        typer.echo(f"\nstopped before an epoch was saved; its settings are in {folder}/config.yaml")

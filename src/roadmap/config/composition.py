@@ -1,28 +1,48 @@
-"""From overrides to `Settings`: Hydra composes, the schema checks."""
+"""From overrides to `Settings`: Hydra composes, the settings check their values, and `words` says what went wrong."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
+import hydra.version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from roadmap.config.settings import Settings
+from roadmap.config.settings import SettingError, Settings
+from roadmap.config.words import refusal
 
 # Here, so that a process which a launcher starts has it as soon as it imports the job.
-ConfigStore.instance().store(name="schema", node=Settings)
+ConfigStore.instance().store(name="schema", node=Settings().as_dict())
 
-OWN_PICTURES = {
-    "folder": "a folder with a folder of pictures per class: PATH/CLASS/picture.jpg",
-    "table": "a .csv or .parquet file with the columns path and label, one picture a line",
-}
+CONFIG = "config"
+OWN_FILES = "command-line"  # what Hydra calls the folder of --config-dir
 
 
-def composed(overrides: Iterable[str], folder: Path | None = None) -> Settings:
+@contextmanager
+def hydra_with(folder: Path | None) -> Iterator[Hydra]:
+    """Hydra on our files, and on those of a folder of one's own; its globals are empty before and after."""
+    hydra.version.setbase("1.3")
+    path = create_config_search_path("pkg://roadmap.config.groups")
+    if folder is not None:
+        path.prepend(OWN_FILES, f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
+    try:
+        yield Hydra.create_main_hydra2("train", path)
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
+
+
+def settings_from(overrides: Sequence[str], folder: Path | None = None) -> Settings:
     """The settings of one run.
 
     Args:
@@ -30,38 +50,45 @@ def composed(overrides: Iterable[str], folder: Path | None = None) -> Settings:
         folder: with options and recipes of one's own.
 
     Raises:
-        ValueError: what cannot be composed, or is not allowed.
+        SettingError: what cannot be composed, or is not allowed.
     """
-    extra = [] if folder is None else [f"hydra.searchpath=['file://{folder.resolve()}']"]
-    try:
-        with initialize_config_module("roadmap.config.groups", version_base="1.3"):
-            return plain(compose("config", [*overrides, *extra]))
-    except HydraException as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    with hydra_with(folder) as composer:
+
+        def config(texts: Sequence[str]) -> DictConfig:
+            return composer.compose_config(CONFIG, list(texts), RunMode.RUN, from_shell=False)
+
+        try:
+            return plain(config(overrides))
+        except (HydraException, ValueError) as error:
+            if isinstance(error, SettingError):
+                raise
+            raise refusal(error, overrides, config, folder) from error
 
 
 def plain(config: DictConfig) -> Settings:
     """The settings that a composed configuration describes."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    settings = Settings.from_dict({str(name): value for name, value in values.items()})
+    settings = Settings.from_dict({str(name): value for name, value in values.items() if name != "hydra"})
     settings.out = os.path.expanduser(settings.out)
     return settings
 
 
-def check_root(settings: Settings) -> None:
-    """The dataset is known, and pictures that are not drawn lie somewhere; says what is expected there."""
+def check_data(settings: Settings) -> None:
+    """The dataset is known, and lies somewhere unless it is drawn; says where to get it and what is expected there."""
+    from roadmap.data.datasets import DRAWN, READERS, dataset
+
     name = settings.data.name
-    if name == "glyphs":
-        return
-    expected = f"PATH is {OWN_PICTURES[name]}." if name in OWN_PICTURES else _expected(name)
-    if settings.data.root is None:
-        raise ValueError(f"data={name} needs its pictures: add data.root=PATH. {expected}")
+    if name not in READERS or (settings.data.root is None and name != DRAWN):
+        dataset(name, None)  # says it
 
 
-def _expected(name: str) -> str:
-    from roadmap.data.datasets import SOURCES, dataset, explanation
+def check_loss(settings: Settings) -> None:
+    """Its constructor takes its options; what only a run knows is made up."""
+    from roadmap.losses.named import named_loss, required_options
 
-    if name not in SOURCES:
-        dataset(name, ".")  # says that it is unknown, with the nearest name
-    return explanation(name).replace("ROOT", "PATH")
+    try:
+        told = dict.fromkeys(required_options(settings.loss["name"]), 2)
+        named_loss(**(settings.loss | told))
+    except (TypeError, ValueError) as error:
+        raise SettingError("loss", f"loss.{error}") from error

@@ -3,16 +3,21 @@
 The command line composes them from `roadmap/config/groups`; a program of one's own can write them down directly:
 
     Settings(data=DataSettings(name="cub", root="CUB_200_2011"), epochs=20)
+
+"auto" stands for what the program chooses from the pictures and the hardware (`roadmap.engine.auto.resolve`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
+
+from roadmap.config import settings_checks as checks
+from roadmap.config.settings_checks import AUTO, choosable
+from roadmap.config.settings_checks import SettingError as SettingError
+from roadmap.names import did_you_mean
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "default", "reduce-overhead", "max-autotune")
@@ -20,26 +25,14 @@ POOLINGS = ("auto", "avg", "max", "gem", "token")
 SCHEDULES = ("constant", "multistep", "cosine")
 OPTIMISERS = ("adam", "adamw", "sgd")
 SAMPLERS = ("m_per_class", "category_pairs")
-SELECTIONS = ("held_out", "last", "test")
+SELECTIONS = ("auto", "held_out", "last", "test")
 PACKING = ("auto", "yes", "no")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
-class SettingError(ValueError):
-    """A setting that cannot be: whoever gave it, by whatever spelling, can look for it by its name.
-
-    Attributes:
-        field: the dotted name of the setting, such as "data.root"; the message begins with it or holds it.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 @dataclass
 class DataSettings:
-    """Which pictures, how they are cut, and which of them meet in a batch.
+    """Which pictures, how they are cut, and which of them meet in a batch. "auto": what suits them and the model.
 
     Attributes:
         name: a dataset of `roadmap.data`: glyphs, cub, sop, inaturalist, ..., folder, table.
@@ -47,15 +40,16 @@ class DataSettings:
         test_sets: other datasets to test on, name -> root (SfM-120k is tested on roxford5k and rparis6k).
         image: side of the square pictures that the model sees.
         resize: shorter side before the centre crop of evaluation.
+        squeeze: cut pictures as if they were squares, which loses their aspect, as the released code did on SOP.
         scale: range of the share of the area that a random crop keeps.
         ratio: range of its width / height.
         flip: probability of a horizontal flip.
         pack: whether pictures are decoded once and kept ("auto": yes, unless a pack would be large and none is there).
-        side: shorter side of packed pictures.
+        side: shorter side of packed pictures; "auto": no smaller than `resize`.
         sampler: "m_per_class", or "category_pairs" (SOP's hard batches).
         batch_size: pictures in a batch, over all devices.
         per_class: pictures of each class in a batch.
-        batches: batches in an epoch; None for as many as the pictures fill.
+        batches: batches in an epoch; None for as many as the pictures fill, "auto" for at least 10.
         batches_per_pair: of category_pairs, how often each pair of categories meets in an epoch.
         workers: threads or processes that prepare pictures; None for one per core.
         on_error: a picture that cannot be decoded: "raise", or "skip" and count it.
@@ -64,62 +58,67 @@ class DataSettings:
     name: str = "glyphs"
     root: Optional[str] = None  # noqa: UP045 - read at run time by the command line's configuration, on Python 3.10 too
     test_sets: dict[str, str] = field(default_factory=dict)
-    image: int = 224
-    resize: int = 256
-    scale: list[float] = field(default_factory=lambda: [0.16, 1.0])
+    image: int = choosable()
+    resize: int = choosable()
+    squeeze: bool = False
+    scale: list[float] = choosable()  # noqa: RUF009 - a dataclasses.field
     ratio: list[float] = field(default_factory=lambda: [0.75, 1.3333333333333333])
     flip: float = 0.5
     pack: str = "auto"
-    side: int = 256
+    side: int = choosable()
     sampler: str = "m_per_class"
-    batch_size: int = 128
-    per_class: int = 4
-    batches: Optional[int] = None  # noqa: UP045
+    batch_size: int = choosable()
+    per_class: int = choosable()
+    batches: Optional[int] = choosable()  # noqa: UP045
     batches_per_pair: int = 10
     workers: Optional[int] = None  # noqa: UP045
     on_error: str = "raise"
 
     def __post_init__(self) -> None:
-        _allow("data.pack", self.pack, PACKING)
-        _allow("data.sampler", self.sampler, SAMPLERS)
-        _allow("data.on_error", self.on_error, ("raise", "skip"))
+        checks.check_types(self, "data.")
+        checks.check_choice("data.pack", self.pack, PACKING)
+        checks.check_choice("data.sampler", self.sampler, SAMPLERS)
+        checks.check_choice("data.on_error", self.on_error, ("raise", "skip"))
         for name in ("image", "resize", "side", "batch_size", "per_class", "batches", "batches_per_pair"):
-            _at_least(f"data.{name}", getattr(self, name), 1)
-        _at_least("data.workers", self.workers, 0)
-        _share("data.flip", self.flip)
-        _interval("data.scale", self.scale, most=1.0)
-        _interval("data.ratio", self.ratio)
+            checks.check_at_least(f"data.{name}", getattr(self, name), 1)
+        checks.check_at_least("data.workers", self.workers, 0)
+        checks.check_range("data.flip", self.flip, "[0", "1]", "lie in 0..1")
+        checks.check_interval("data.scale", self.scale, most=1.0)
+        checks.check_interval("data.ratio", self.ratio)
 
 
 @dataclass
 class ModelSettings:
-    """Backbone, pooling and head.
+    """Backbone, pooling and head. Written down alone it is the built-in network; `Settings()` leaves it to the program.
 
     Attributes:
-        name: "small_cnn" (built in, for small pictures) or any name that timm knows.
-        weights: "random", "hub" (timm downloads them), or the path of a .safetensors or .pth file.
+        name: "small_cnn" (built in, for small pictures), any name that timm knows, or "auto".
+        weights: "random", "hub" (timm downloads them), the path of a .safetensors or .pth file, or "auto".
         pooling: "avg", "max", "gem", "token" (class token), or "auto": what the backbone was trained with.
-        layer_norm: normalise the pooled features, without trained scale and shift, before the projection.
+        layer_norm: normalise the pooled features, without trained scale and shift, before the projection; or "auto".
         dim: dimensions of the linear projection; None for none.
         freeze_batch_norm: keep the running statistics of BatchNorm as they came (its scale and shift still learn).
         drop_path: stochastic depth, where the backbone has it.
         drop_distillation: load a distilled transformer's weights into the plain one, dropping its distillation token.
+        stride_first: of a ResNet with bottlenecks, halve the map in the first convolution of a stage (1 x 1, as He et
+            al. 2015 trained it) instead of the second (3 x 3, as torchvision and timm do); weights are for one of them.
     """
 
-    name: str = "small_cnn"
-    weights: str = "random"
+    name: str = choosable("small_cnn")
+    weights: str = choosable("random")
     pooling: str = "auto"
-    layer_norm: bool = False
+    layer_norm: bool = choosable(False)
     dim: Optional[int] = None  # noqa: UP045
     freeze_batch_norm: bool = False
     drop_path: float = 0.0
     drop_distillation: bool = False
+    stride_first: bool = False
 
     def __post_init__(self) -> None:
-        _allow("model.pooling", self.pooling, POOLINGS)
-        _at_least("model.dim", self.dim, 1)
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"model.drop_path must be at least 0 and below 1, got {self.drop_path}")
+        checks.check_types(self, "model.")
+        checks.check_choice("model.pooling", self.pooling, POOLINGS)
+        checks.check_at_least("model.dim", self.dim, 1)
+        checks.check_range("model.drop_path", self.drop_path, "[0", "1)", "be at least 0 and below 1")
 
 
 @dataclass
@@ -128,7 +127,7 @@ class OptimSettings:
 
     Attributes:
         name: "adam", "adamw" or "sgd" (with momentum 0.9).
-        lr: learning rate of the backbone, at the end of the warm-up.
+        lr: learning rate of the backbone, at the end of the warm-up; "auto": what suits the model.
         head_lr: of projection and pooling; None for the same.
         loss_lr: of the loss's own weights, where it has such (proxies, class weights); None for 100 times `lr`.
         weight_decay: of all parameters, or of matrices only (`decay_matrices_only`).
@@ -144,7 +143,7 @@ class OptimSettings:
     """
 
     name: str = "adamw"
-    lr: float = 1e-3
+    lr: float = choosable(1e-3)
     head_lr: Optional[float] = None  # noqa: UP045
     loss_lr: Optional[float] = None  # noqa: UP045
     weight_decay: float = 1e-4
@@ -159,16 +158,15 @@ class OptimSettings:
     ema: Optional[float] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        _allow("optim.name", self.name, OPTIMISERS)
-        _allow("optim.schedule", self.schedule, SCHEDULES)
+        checks.check_types(self, "optim.")
+        checks.check_choice("optim.name", self.name, OPTIMISERS)
+        checks.check_choice("optim.schedule", self.schedule, SCHEDULES)
         for name in ("lr", "head_lr", "loss_lr", "layer_decay", "gamma", "clip"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"optim.{name} must be above 0, got {value}")
+            checks.check_above_0(f"optim.{name}", getattr(self, name))
         for name in ("weight_decay", "warmup"):
-            _at_least(f"optim.{name}", getattr(self, name), 0)
-        _share("optim.final", self.final)
-        _between("optim.ema", self.ema)
+            checks.check_at_least(f"optim.{name}", getattr(self, name), 0)
+        checks.check_range("optim.final", self.final, "[0", "1]", "lie in 0..1")
+        checks.check_range("optim.ema", self.ema, "(0", "1)", "lie strictly between 0 and 1")
 
 
 @dataclass
@@ -177,21 +175,23 @@ class SelectSettings:
 
     Attributes:
         by: "held_out": the best on training classes that are held out; "last": the last epoch, trained on all classes;
-            "test": the best on the test set, as the paper did, which flatters the result.
+            "test": the best on the test set, as the paper's released code did, which flatters the result;
+            "auto": the first, where there are classes enough.
         fraction: of the training classes that are held out, where the dataset has no validation split of its own.
         metric: what is compared, such as "mAP@R" or "R@1".
         every: epochs between evaluations; the last is always evaluated.
     """
 
-    by: str = "held_out"
+    by: str = choosable("held_out")
     fraction: float = 0.1
     metric: str = "mAP@R"
     every: int = 1
 
     def __post_init__(self) -> None:
-        _allow("select.by", self.by, SELECTIONS)
-        _at_least("select.every", self.every, 1)
-        _between("select.fraction", self.fraction)
+        checks.check_types(self, "select.")
+        checks.check_choice("select.by", self.by, SELECTIONS)
+        checks.check_at_least("select.every", self.every, 1)
+        checks.check_range("select.fraction", self.fraction, "(0", "1)", "lie strictly between 0 and 1")
 
 
 @dataclass
@@ -217,11 +217,12 @@ class HardwareSettings:
     threads: Optional[int] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        _allow("hardware.device", self.device, DEVICES)
-        _allow("hardware.precision", self.precision, PRECISIONS)
-        _allow("hardware.compile", self.compile, COMPILING)
-        _at_least("hardware.devices", self.devices, 1)
-        _at_least("hardware.threads", self.threads, 1)
+        checks.check_types(self, "hardware.")
+        checks.check_choice("hardware.device", self.device, DEVICES)
+        checks.check_choice("hardware.precision", self.precision, PRECISIONS)
+        checks.check_choice("hardware.compile", self.compile, COMPILING)
+        checks.check_at_least("hardware.devices", self.devices, 1)
+        checks.check_at_least("hardware.threads", self.threads, 1)
 
 
 @dataclass
@@ -230,7 +231,7 @@ class Settings:
 
     Attributes:
         loss: its name ("roadmap", "supap", ...) under "name", and what its constructor takes.
-        epochs: passes over the training pictures.
+        epochs: passes over the training pictures; "auto": fewer, the more pictures there are.
         seed: of weights, batches and crops.
         checkpoint_minutes: least time between two saved states, looked at after each epoch; 0 saves every epoch.
         out: folder that run folders are made in.
@@ -239,12 +240,14 @@ class Settings:
     """
 
     data: DataSettings = field(default_factory=DataSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: ModelSettings = field(default_factory=lambda: ModelSettings(AUTO, AUTO, layer_norm=AUTO))  # type: ignore[arg-type]
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "roadmap"})
-    optim: OptimSettings = field(default_factory=OptimSettings)
-    select: SelectSettings = field(default_factory=SelectSettings)
+    optim: OptimSettings = field(
+        default_factory=lambda: OptimSettings(lr=AUTO, schedule="cosine", warmup=0.5)  # type: ignore[arg-type]
+    )
+    select: SelectSettings = field(default_factory=lambda: SelectSettings(by=AUTO))
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
-    epochs: int = 10
+    epochs: int = choosable()
     seed: int = 0
     checkpoint_minutes: float = 1.0
     out: str = "runs"
@@ -252,11 +255,12 @@ class Settings:
     recipe: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        _at_least("epochs", self.epochs, 1)
-        _at_least("seed", self.seed, 0)
-        _at_least("checkpoint_minutes", self.checkpoint_minutes, 0)
+        checks.check_types(self, "")
+        checks.check_at_least("epochs", self.epochs, 1)
+        checks.check_at_least("seed", self.seed, 0)
+        checks.check_at_least("checkpoint_minutes", self.checkpoint_minutes, 0)
         if "name" not in self.loss:
-            raise ValueError("loss must have a name, such as {'name': 'roadmap'}")
+            raise SettingError("loss.name", "loss must have a name, such as {'name': 'roadmap'}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML; `from_dict` is the inverse."""
@@ -273,13 +277,13 @@ class Settings:
             "hardware": HardwareSettings,
         }
         given = known(cls, values, "")
-        for name in given.keys() & {"loss", *parts}:
-            if not isinstance(given[name], Mapping):
-                what = "its name and options, such as {'name': 'roadmap'}" if name == "loss" else "settings by name"
-                raise ValueError(f"{name} must hold {what}, got {type(given[name]).__name__} {given[name]!r}")
         for name, kind in parts.items():
-            if name in given:
-                given[name] = kind(**known(kind, given[name], f"{name}."))
+            if name not in given:
+                continue
+            if not isinstance(given[name], Mapping):
+                came = f"{type(given[name]).__name__} {given[name]!r}"
+                raise SettingError(name, f"{name} must hold settings by name, got {came}")
+            given[name] = kind(**known(kind, given[name], f"{name}."))
         return cls(**given)
 
 
@@ -288,38 +292,6 @@ def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, A
     names = [f.name for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            raise ValueError(
-                f"unknown setting {where}{name}{f', did you mean {where}{near[0]}?' if near else ''} "
-                f"Known: {', '.join(names)}"
-            )
+            near = did_you_mean(f"{where}{name}", [f"{where}{other}" for other in names])
+            raise SettingError(f"{where}{name}", f"unknown setting {where}{name}{near} Known: {', '.join(names)}")
     return dict(values)
-
-
-def _allow(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        raise ValueError(
-            f"{name} must be one of {', '.join(allowed)}, got {value!r}{f'; did you mean {near[0]!r}?' if near else ''}"
-        )
-
-
-def _at_least(name: str, value: float | None, least: float) -> None:
-    if value is not None and not value >= least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie in 0..1, got {value}")
-
-
-def _between(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
-
-
-def _interval(name: str, value: Sequence[float], most: float = math.inf) -> None:
-    if len(value) != 2 or not 0 < value[0] <= value[1] <= most:
-        limit = "" if math.isinf(most) else f" <= {most:g}"
-        raise ValueError(f"{name} must be two numbers, 0 < low <= high{limit}, got {value}")

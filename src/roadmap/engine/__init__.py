@@ -1,7 +1,10 @@
 """Training: settings in, a run folder out."""
 
-from roadmap.engine.fit import fit, resume
+from roadmap.engine.auto import resolve
+from roadmap.engine.forecast import Plan, plan
 from roadmap.engine.state import TrainState
-from roadmap.engine.step import NonFiniteError
+from roadmap.engine.stopping import Stopped
+from roadmap.engine.training import fit, resume
+from roadmap.engine.watch import NonFiniteError
 
-__all__ = ["NonFiniteError", "TrainState", "fit", "resume"]
+__all__ = ["NonFiniteError", "Plan", "Stopped", "TrainState", "fit", "plan", "resolve", "resume"]

@@ -1,4 +1,4 @@
-"""What a person sees of a run: what was decided, a bar while it trains, a table at the end, and what to do next."""
+"""What a person sees of a run: what was decided, how far it is, a line for each epoch, and what came of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
 
 from roadmap.config.settings import Settings
 from roadmap.data import Records
+from roadmap.engine.results import Results, choice_words, remarks, result_tables, shown_metrics, start_word
 from roadmap.engine.splits import Splits
-from roadmap.engine.state import Best
+from roadmap.progress import Bar, bar
 from roadmap.runs import Run
 
 if TYPE_CHECKING:
@@ -25,25 +24,18 @@ if TYPE_CHECKING:
 
     from roadmap.models import Retriever
 
-CHOSEN = {
-    "held_out": "chosen on held-out training classes",
-    "last": "the last epoch, not chosen",
-    "test": "CHOSEN ON THE TEST SET, as in the paper: flattering",
-}
-SHOWN = ("R@1", "mAP@R")
-
 
 class Display:
-    """Prints to the terminal; where nobody watches, a line per epoch instead of a bar."""
+    """Prints to the terminal; where nobody watches, lines without a bar."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
         self.console = Console(
             quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
         )  # names as they are
-        self.bar: tqdm[Any] | None = None
-        self._seen, self._since, self._batch = 0, time.monotonic(), 0
-        self._loss, self._judged = math.nan, ""
+        self._bar = Bar()
+        self._loss, self._began = math.nan, time.monotonic()
+        self._epochs, self._done = 0, 0
 
     def start(
         self,
@@ -59,88 +51,81 @@ class Display:
         say(f"run        {folder}")
         say(f"pictures   {data.name}: train {_count(splits.train)}", end="")
         say("" if splits.val is None else f", validation {_count(splits.val)}", end="")
-        say("".join(f", test {_count(_tested(test))}" for test in splits.tests))
+        say("".join(f", test {_count(_searched(test))}" for test in splits.tests))
         source = f"weights {settings.model.weights}"
         say(f"model      {settings.model.name}, {model.dim} dimensions, {weights:.1f} M parameters, {source}")
-        say(f"loss       {_described(settings.loss)}")
+        say(f"loss       {_loss_words(settings.loss)}")
         rates = f"{settings.optim.name} at {settings.optim.lr:g}"
         batch = f"batches of {data.batch_size}, {data.per_class} of a class"
-        say(f"training   {settings.epochs} epochs, {batch}, {rates}, seed {settings.seed}")
+        epochs = f"{settings.epochs} epoch{'' if settings.epochs == 1 else 's'}"
+        say(f"training   {epochs}, {batch}, {rates}, seed {settings.seed}")
         say(f"device     {fabric.device}, precision {fabric.strategy.precision.precision}")
-        say(f"best epoch {CHOSEN[settings.select.by]}")
+        say(f"best epoch {choice_words(settings, splits)}")
         for note in (*splits.notes, *reasons):
             say(f"  - {note}")
 
-    def before(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+    def before(self, settings: Settings, metrics: Mapping[str, Mapping[str, float]]) -> None:
         for name, values in metrics.items():
-            self.console.print(f"untrained  {name}: {_line(values)}")
+            self.console.print(f"{start_word(settings):<10} {name}: {shown_metrics(values)}")
 
-    def training(self, steps: int, done: int, batch: int) -> None:
-        self._batch, self._since = batch, time.monotonic()
-        self.bar = tqdm(
-            total=steps * batch,
-            initial=done * batch,
-            unit=" pictures",
-            unit_scale=True,
-            disable=True if self.quiet else None,
-            dynamic_ncols=True,
-            smoothing=0.05,
+    def training(self, epochs: int, done: int, length: int, batch: int) -> None:
+        """Shows how far the run is: so many epochs of so many batches, of which so many steps are done."""
+        self._began, self._epochs, self._done = time.monotonic(), epochs, done // length
+        first, steps = min(1 + done // length, epochs), done * batch
+        self._bar = bar(
+            epochs * length * batch, f"epoch {first}/{epochs}", show=False if self.quiet else None, done=steps
         )
 
-    def step(self, loss: float) -> None:
-        self._seen += self._batch
+    def step(self, loss: float, pictures: int) -> None:
         self._loss = loss if math.isnan(self._loss) else 0.9 * self._loss + 0.1 * loss
-        if self.bar is not None and not self.bar.disable:
-            self.bar.set_postfix_str(f"loss {self._loss:.3f}{self._judged}", refresh=False)
-            self.bar.update(self._batch)
+        self._bar.note(f"loss {self._loss:.3f}")
+        self._bar.update(pictures)
 
-    def rate(self) -> float:
-        """Pictures a second since it was last asked."""
-        now = time.monotonic()
-        rate = self._seen / max(1e-9, now - self._since)
-        self._seen, self._since = 0, now
-        return rate
-
-    def epoch(self, number: int, split: str | None, values: Mapping[str, float], better: bool = False) -> None:
-        judged = "" if split is None else f", {split} {_line(values)}{' (best)' if better else ''}"
-        self._judged = judged or self._judged  # a bar goes on showing the last
-        if self.bar is not None and self.bar.disable:
-            self.console.print(f"epoch {number:>4}  loss {self._loss:.4f}{judged}")
-        self._seen, self._since = 0, time.monotonic()
+    def epoch(
+        self, number: int, loss: float, split: str | None, values: Mapping[str, float], better: bool = False
+    ) -> None:
+        """A line that stays: the mean loss of an epoch, and what it was judged to be worth."""
+        judged = "" if split is None else f", {split} {shown_metrics(values)}{' (best)' if better else ''}"
+        line = f"epoch {number:>{len(str(self._epochs))}} of {self._epochs}  loss {loss:.4f}{judged}"
+        left = self._epochs - number
+        if left and not self._bar.drawn:  # a bar shows it all the time
+            seconds = (time.monotonic() - self._began) / max(1, number - self._done) * left
+            line += f", {_duration(seconds)} left"
+        if self._bar.drawn:
+            self._bar.print(line)
+        else:
+            self.console.print(line)
+        self._bar.name(f"epoch {min(number + 1, self._epochs)}/{self._epochs}")
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
+        self._bar.close()
+        self._bar = Bar()
 
-    def finish(
-        self,
-        run: Run,
-        settings: Settings,
-        before: Mapping[str, Mapping[str, float]],
-        after: Mapping[str, Mapping[str, float]],
-        best: Best | None,
-        skipped: int,
-    ) -> None:
-        when = "" if best is None else f" (epoch {best.epoch})"
-        for name, values in after.items():
-            table = Table(title=f"{name}, test: {CHOSEN[settings.select.by]}", title_justify="left")
-            for column in ("metric", "untrained", f"trained{when}", "change"):
-                table.add_column(column, justify="left" if column == "metric" else "right")
-            for metric, value in values.items():
-                first = before.get(name, {}).get(metric, math.nan)
-                table.add_row(metric, *_cells(first, value))
+    def finish(self, run: Run, settings: Settings, splits: Splits, results: Results) -> None:
+        """The results, what is remarkable about them, and what to do next."""
+        self.close()
+        for table in result_tables(settings, splits, results):
             self.console.print(table)
-        if skipped:
-            self.console.print(f"{skipped} pictures could not be decoded and were left out")
-        root = "" if settings.data.root is None else f" --root {quote(settings.data.root)}"
+        if results.skipped:
+            said = "1 picture" if results.skipped == 1 else f"{results.skipped:,} pictures"
+            verb = "was" if results.skipped == 1 else "were"
+            self.console.print(f"{said} could not be decoded and {verb} left out")
+        for remark in remarks(settings, results):
+            self.console.print(f"remark     {remark}")
         self.console.print(f"the model  {run.best}")
-        self.console.print(
-            f"next       roadmap embed {quote(str(run.folder))} --data {settings.data.name}{root} --out embeddings.npz"
-        )
+        self.console.print(f"next       {_next(run, settings, results)}")
 
 
-def _tested(records: Records) -> Records:
+def _next(run: Run, settings: Settings, results: Results) -> str:
+    folder = quote(str(run.folder))
+    if not results.after:
+        return f"roadmap embed {folder} --out vectors.npz"
+    tests = list(settings.data.test_sets.items())[:1]
+    where = "".join(f" --data {name} --root {quote(root)}" for name, root in tests)
+    return f"roadmap evaluate {folder}{where} --page retrievals.html"
+
+
+def _searched(records: Records) -> Records:
     queries, gallery = records.evaluation()
     return queries if gallery is None else gallery
 
@@ -149,21 +134,12 @@ def _count(records: Records) -> str:
     return f"{len(records):,} of {len(np.unique(records.labels)):,} classes"
 
 
-def _described(loss: Mapping[str, Any]) -> str:
+def _loss_words(loss: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in loss.items() if k != "name" and v is not None)
     return f"{loss['name']}{f' ({options})' if options else ''}"
 
 
-def _line(values: Mapping[str, float]) -> str:
-    shown = [name for name in SHOWN if name in values] or list(values)[:2]
-    return ", ".join(f"{name} {100 * values[name]:.2f}" for name in shown)
-
-
-def _cells(first: float, value: float) -> tuple[str, str, str]:
-    if isinstance(value, int):  # counts
-        return f"{first:,}", f"{value:,}", ""
-    return _percent(first), _percent(value), "" if math.isnan(value - first) else f"{100 * (value - first):+.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f}"
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -38,7 +38,7 @@ def engine_of(settings: HardwareSettings) -> Fabric:
     return fabric
 
 
-def compiled(model: nn.Module, settings: HardwareSettings, device: torch.device, steps: int) -> nn.Module:
+def runnable_model(model: nn.Module, settings: HardwareSettings, device: torch.device, steps: int) -> nn.Module:
     """The model as it is, or compiled: it shares its parameters with the one that came."""
     mode = settings.compile
     if mode == "auto":

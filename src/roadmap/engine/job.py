@@ -13,15 +13,18 @@ from torch import nn
 from roadmap.config.settings import Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
+from roadmap.engine.comparing import BatchAlone
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import compiled
+from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
+from roadmap.engine.passes import OnePass
 from roadmap.engine.pictures import Pictures
-from roadmap.engine.splits import Roster, Splits, sampler_of
+from roadmap.engine.splits import Roster, Splits
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
-from roadmap.evaluation import dataset_evaluation
-from roadmap.hardware import autocast_of, laid_out
+from roadmap.engine.stopping import Signals
+from roadmap.evaluation import Evaluation
+from roadmap.hardware import in_layout
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.runs import Run
@@ -40,6 +43,7 @@ class Job:
     parts: Parts
     run: Run
     display: Display
+    signals: Signals
 
     @property
     def current(self) -> Retriever:
@@ -55,12 +59,13 @@ class Job:
         assert isinstance(self.state.kept, Retriever)
         return self.state.kept
 
-    def metrics(self, model: Retriever, records: Records) -> dict[str, float]:
-        autocast = autocast_of(self.settings.hardware, self.fabric.device)
-        return dataset_evaluation(records, lambda part: self.pictures.embedded(model, part, autocast))
+    def evaluation(self, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
+        """What a model achieves on pictures, as `roadmap evaluate` measures it later, to the bit."""
+        return self.pictures.evaluation(model, records, nearest)
 
-    def tested(self, model: Retriever) -> dict[str, dict[str, float]]:
-        return {test.name: self.metrics(model, test) for test in self.splits.tests}
+    def tests(self, model: Retriever, nearest: int = 0) -> dict[str, Evaluation]:
+        """By test set."""
+        return {test.name: self.evaluation(model, test, nearest) for test in self.splits.tests}
 
     def save(self) -> None:
         """The best weights, ready to use, and the state, which holds them too: it alone decides what goes on."""
@@ -72,10 +77,17 @@ class Job:
                 "data": self.settings.data.name,
                 "loss": self.settings.loss,
                 "resize": self.pictures.centre.resize,
+                "squeeze": self.pictures.centre.squeeze,
+                "side": self.settings.data.side,
                 "recipe": self.settings.recipe,
             }
             save_checkpoint(self.run.best, self.kept, about)
         self.state.save(self.run.last)
+
+    def position(self) -> str:
+        """How far it has come, in words."""
+        done, length = self.state.step, self.sampler.batches
+        return f"after step {done}, in epoch {min(1 + done // length, self.settings.epochs)} of {self.settings.epochs}"
 
     def load(self) -> None:
         """Back to where the run was saved."""
@@ -83,9 +95,18 @@ class Job:
         self.run.forget_after(self.state.step)
 
 
-def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever, run: Run, display: Display) -> Job:
-    model = laid_out(model.to(fabric.device), settings.hardware)
-    sampler = sampler_of(splits.train, settings.data, settings.seed)
+def job_of(
+    settings: Settings,
+    fabric: Fabric,
+    splits: Splits,
+    sampler: MPerClass | CategoryPairs,
+    model: Retriever,
+    run: Run,
+    display: Display,
+    signals: Signals | None = None,
+) -> Job:
+    """Everything a run works with, put together; pictures are packed now, if they are to be."""
+    model = in_layout(model.to(fabric.device), settings.hardware)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     loss = _loss(settings, splits.train, model).to(fabric.device)
@@ -97,19 +118,20 @@ def job_of(settings: Settings, fabric: Fabric, splits: Splits, model: Retriever,
         others["loss"] = loss
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches
-    wrapped, wrapped_optimizer = fabric.setup(compiled(model, settings.hardware, fabric.device, steps), optimizer)
+    runnable = runnable_model(model, settings.hardware, fabric.device, steps)
+    wrapped, wrapped_optimizer = fabric.setup(runnable, optimizer)
     parts = Parts(
         fabric,
         wrapped,
         wrapped_optimizer,
-        loss,
+        OnePass(fabric, wrapped, torch.channels_last if settings.hardware.channels_last else torch.preserve_format),
+        BatchAlone(loss),
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
-        torch.channels_last if settings.hardware.channels_last else torch.preserve_format,
     )
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
-        pictures.packed(everything)
-    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display)
+        display.console.print(f"  - {pictures.open_pack(everything)}")
+    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display, signals or Signals())
 
 
 def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:

@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from roadmap.config.settings import DataSettings, Settings
 from roadmap.data import (
     Batches,
     CategoryPairs,
-    CentreCrop,
     MPerClass,
     Pack,
     RandomCrop,
     Records,
     evaluation_batches,
-    fresh_pack,
-    pack,
-    pack_folder,
+    pack_for,
     training_batches,
 )
 from roadmap.data.pictures.packing import OnError
-from roadmap.embeddings import Embeddings, embedded
+from roadmap.encoder import Encoder, centre_crop
+from roadmap.evaluation import Evaluation, evaluate
 from roadmap.models import Retriever
-
-LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
-log = logging.getLogger("roadmap.engine")
 
 
 def on_error_of(data: DataSettings) -> OnError:
     """What the settings say about a picture that cannot be decoded, in the type that the data functions take."""
     return "skip" if data.on_error == "skip" else "raise"
-
-
-def pack_of_all(records: Records, data: DataSettings, progress: bool = True) -> Pack | None:
-    """The pack of a dataset, made now if the settings say so; None: files are decoded again every epoch."""
-    found = fresh_pack(records, data.side)
-    drawn = found is not None and found.folder == records.root  # has no files to decode instead
-    if found is not None and (drawn or data.pack != "no"):
-        return found
-    if data.pack == "no":
-        return None
-    size = 4 * len(records) * data.side**2  # at a width of 4/3 of the height
-    if data.pack == "auto":
-        home = pack_folder(records, data.side)
-        nearest = next(parent for parent in home.parents if parent.exists())
-        if size > min(LARGE_PACK, shutil.disk_usage(nearest).free // 2):
-            log.warning(
-                "a pack of %s would take about %.0f GB: every epoch decodes its files again; data.pack=yes makes it",
-                records.name,
-                size / 1e9,
-            )
-            return None
-    return pack(records, data.side, on_error=on_error_of(data), progress=progress)
 
 
 class Pictures:
@@ -77,8 +49,10 @@ class Pictures:
         data = settings.data
         low, high = data.scale
         narrow, wide = data.ratio
-        self.random = RandomCrop(data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std)
-        self.centre = CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std)
+        self.random = RandomCrop(
+            data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std, squeeze=data.squeeze
+        )
+        self.centre = centre_crop(data, model)
         self.skipped: dict[str, str] = {}
         self._packs: dict[tuple[str, Path], Pack | None] = {}  # tables can lie side by side in one folder
 
@@ -89,10 +63,13 @@ class Pictures:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped.update(state_dict["skipped"])
 
-    def packed(self, everything: Records) -> None:
-        """Opens the pack of a dataset, or makes it, before its splits are asked for."""
-        if (everything.name, everything.root) not in self._packs:
-            self._packs[everything.name, everything.root] = pack_of_all(everything, self.settings.data, not self.quiet)
+    def open_pack(self, everything: Records) -> str:
+        """Opens the pack of a dataset, or makes it, before its splits are asked for; says what will be read."""
+        data = self.settings.data
+        self._packs[everything.name, everything.root], said = pack_for(
+            everything, data.side, data.pack, on_error=on_error_of(data), progress=False if self.quiet else None
+        )
+        return said
 
     def _pack(self, records: Records) -> Pack | None:
         whole = self._packs.get((records.name, records.root))
@@ -109,21 +86,42 @@ class Pictures:
             self.settings.seed,
             data.workers,
             on_error_of(data),
+            side=data.side,
         )
         batches.skipped = self.skipped  # one list for the whole run
         return batches
 
-    def embedded(self, model: Retriever, records: Records, autocast: torch.dtype | None) -> Embeddings:
-        """The embeddings of `records`, centre crops."""
-        data = self.settings.data
+    def evaluation(self, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
+        """By the protocol of the dataset, as `roadmap evaluate` does it later, to the bit.
+
+        Args:
+            model: with the weights to judge.
+            records: with test pictures, or queries and a gallery.
+            nearest: how many neighbours of each query are kept.
+        """
+        found = evaluate(
+            Encoder.of(model, self.settings, self.device),
+            records,
+            pack=self._packs.get((records.name, records.root)),
+            on_error=on_error_of(self.settings.data),
+            nearest=nearest,
+            progress=False if self.quiet else None,
+        )
+        self.skipped.update(found.facts["data"]["skipped"])
+        return found
+
+    def centres(self, records: Records) -> Tensor:
+        """(N, 3, S, S) in 0..1: pictures as they are evaluated, to look at; what cannot be decoded is left out."""
         batches = evaluation_batches(
             records,
             self.centre,
-            max(64, data.batch_size),
+            len(records),
             self._pack(records),
             self.device,
-            data.workers,
-            on_error_of(data),
+            0,
+            "skip",
+            side=self.settings.data.side,
         )
-        batches.skipped = self.skipped
-        return embedded(model, batches, autocast, progress=False if self.quiet else None)
+        images = torch.cat([batch.images for batch in batches])
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.centre.mean, self.centre.std))
+        return images * std + mean

@@ -3,35 +3,82 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roadmap.config.settings import DataSettings, SelectSettings
 from roadmap.data import UNLABELLED, CategoryPairs, MPerClass, Records, dataset
 from roadmap.evaluation import merits
+from roadmap.names import did_you_mean
 
+OWN = ("folder", "table")  # datasets of one's own, which may come without splits
+MANY_CLASSES = 20  # from which whole classes can be spared for the test
+TEST_SHARE = 0.2
+FEWEST_TO_SHARE = 4  # pictures of a class of which some are tested on and some trained
 FEWEST_HELD = 2  # classes: with one, every neighbour is right
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Of a dataset. `val` and `tests` are ready for `dataset_evaluation`; `notes` say what was decided."""
+    """Of a dataset. `val` and `tests` are ready for an evaluation; `notes` say what was decided.
+
+    `everything` has all pictures with their splits, "val" among them where classes are held out; `val_given` says
+    whether the validation pictures came with the dataset.
+    """
 
     everything: Records
     train: Records
     val: Records | None
     tests: tuple[Records, ...]
     notes: tuple[str, ...] = ()
+    val_given: bool = False
 
 
 def records_of(data: DataSettings) -> Records:
     """The dataset, read from where it lies."""
     return dataset(data.name, data.root)
+
+
+def division_of(records: Records) -> tuple[Records, list[str]]:
+    """Pictures of one's own with a test set, drawn where they came without splits; and the reason, a sentence.
+
+    Drawn by names: a class or picture that is added moves no other, or next to none.
+    """
+    if records.splits is not None:
+        return records, []
+    labels, sizes = np.unique(records.labels, return_counts=True)
+    if len(labels) < 2:
+        raise ValueError(
+            f"{records.root} holds {len(labels)} class; retrieval needs at least 2, "
+            "each in a folder (or label) of its own"
+        )
+    if (classes := int((sizes > 1).sum())) >= MANY_CLASSES:
+        return _test_classes(records, classes)
+    drawn = records.split_within_classes(TEST_SHARE, FEWEST_TO_SHARE)
+    if "test" not in drawn.split_names():
+        raise ValueError(
+            f"{records.root}: every one of its {len(labels)} classes has fewer than {FEWEST_TO_SHARE} pictures, "
+            "too few to test on; add pictures, or lay them out below train/ and test/"
+        )
+    reason = (
+        f"test set: a fifth of the pictures of each of the {classes} classes, at least 2 (with {MANY_CLASSES} classes "
+        "or more, whole classes would be held out)"
+    )
+    return drawn, [reason]
+
+
+def _test_classes(records: Records, classes: int) -> tuple[Records, list[str]]:
+    splits = np.full(len(records), "train", dtype="<U5")
+    among = ~np.isin(records.labels, records.singletons())  # one picture alone neither trains nor tests
+    drawn = records.select(among).split_by_class(TEST_SHARE)
+    splits[among] = drawn.splits
+    held = len(np.unique(drawn.split("test").labels))
+    reason = f"test set: {held} of {classes} classes, held out whole, so that it shows how new classes fare"
+    return dataclasses.replace(records, splits=splits), [reason]
 
 
 def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> Splits:
@@ -40,19 +87,21 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
         raise ValueError(
             f"{records.name} has no training pictures: its splits are {list(records.split_names()) or 'not given'}"
         )
-    divided, alone = _teaching(records)
+    val_given = "val" in records.split_names()
+    useful, alone = _useful(records)
     notes = [f"{alone} training classes with a single picture are left out"] if alone else []
-    _check_classes(divided)
-    if select.by == "held_out" and "val" not in records.split_names():
-        divided = _held_out(divided, select)
-        _check_classes(divided)
-    train = divided.split("train")
+    _check_classes(records.select(useful))
+    if select.by == "held_out" and not val_given:
+        records = _with_validation(records, useful, select)
+        _check_classes(records.select(useful))
+    teaching = records.select(useful)
+    train = teaching.split("train")
     # numbered without gaps, for losses that have weights per class
     names, labels = np.unique(train.labels, return_inverse=True)
     named = tuple(train.class_names[i] for i in names) if train.class_names else ()
     train = dataclasses.replace(train, labels=labels, class_names=named)
-    val = _as_test(divided.split("val")) if select.by == "held_out" else None
-    tests = tuple(_tested(dataset(name, root)) for name, root in data.test_sets.items())
+    val = _as_test(teaching.split("val")) if select.by == "held_out" else None
+    tests = tuple(_test_records(dataset(name, root)) for name, root in data.test_sets.items())
     if not tests and {"test", "query"} & set(records.split_names()):
         tests = (records,)
     if not tests and select.by == "test":
@@ -60,14 +109,14 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
             f"select.by=test: {records.name} has no test pictures; give data.test_sets, "
             "or use select.by=held_out or select.by=last"
         )
-    return Splits(records, train, val, tests, (*records.notes, *notes))
+    return Splits(records, train, val, tests, (*records.notes, *notes), val_given)
 
 
-def _teaching(records: Records) -> tuple[Records, int]:
-    """Without training pictures that teach nothing, unlabelled or alone in their class; and how many are alone."""
+def _useful(records: Records) -> tuple[NDArray[np.bool_], int]:
+    """(N,) which pictures are not lost on training, being unlabelled or alone in their class; how many are alone."""
     alone = records.split("train").singletons()
     useless = (records.labels == UNLABELLED) | np.isin(records.labels, alone)
-    return records.select(~useless | (records.splits != "train")), len(alone)
+    return ~useless | (records.splits != "train"), len(alone)
 
 
 def _classes(records: Records) -> int:
@@ -82,26 +131,33 @@ def _check_classes(records: Records) -> None:
         )
 
 
-def held_out_classes(classes: int, fraction: float) -> int:
-    """How many of the training classes are held out for choosing the epoch."""
-    return max(FEWEST_HELD, math.floor(classes * fraction + 1e-9))
+def held_out_classes(records: Records, fraction: float) -> int:
+    """How many of the training classes would be held out for choosing the epoch; 0 where they are too few for that."""
+    teaching = records.select(_useful(records)[0])
+    if _classes(teaching) < 2 * FEWEST_HELD:
+        return 0
+    return len(np.unique(teaching.hold_out_classes(fraction).split("val").labels))
 
 
-def _held_out(records: Records, select: SelectSettings) -> Records:
+def _with_validation(records: Records, useful: NDArray[np.bool_], select: SelectSettings) -> Records:
     """The draw does not depend on the run's seed: runs of different seeds are chosen on the same classes."""
-    if (count := _classes(records)) < 2 * FEWEST_HELD:
+    teaching = records.select(useful)
+    if (count := _classes(teaching)) < 2 * FEWEST_HELD:
         raise ValueError(
             f"{records.name} has {count} training classes, too few to hold some out for choosing the epoch; "
             "use select.by=last"
         )
-    return records.hold_out_classes(held_out_classes(count, select.fraction) / count)
+    assert records.splits is not None
+    splits = records.splits.copy()
+    splits[useful] = teaching.hold_out_classes(select.fraction).splits
+    return dataclasses.replace(records, splits=splits)
 
 
 def _as_test(records: Records) -> Records:
     return dataclasses.replace(records, splits=np.full(len(records), "test"))
 
 
-def _tested(records: Records) -> Records:
+def _test_records(records: Records) -> Records:
     """A dataset to test on: where it has no splits, all of it."""
     return _as_test(records) if records.splits is None else records
 
@@ -118,9 +174,8 @@ def check_metric(select: SelectSettings, splits: Splits) -> None:
     """Said before an epoch is trained, not after."""
     if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0])):
         return
-    near = difflib.get_close_matches(select.metric, known, 1)
     raise ValueError(
-        f"select.metric={select.metric!r} is not measured here{f', did you mean {near[0]!r}?' if near else '.'} "
+        f"select.metric={select.metric!r} is not measured here{did_you_mean(select.metric, known)} "
         f"There are {', '.join(known)}"
     )
 

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from roadmap.atomic import whole_file
 from roadmap.engine.average import WeightAverage
-
-FORMAT, VERSION = "roadmap-train-state", 1
+from roadmap.engine.saving import load_values, save_values
 
 
 class Stateful(Protocol):
@@ -48,6 +46,10 @@ class TrainState:
         average: moving average of the weights, or None.
         kept: the network with the weights of the best epoch so far, or None.
         step: optimiser steps taken; also the sampler's position, from which epoch, batches and crops follow.
+        judged: the step after which an epoch was last judged; behind `step` in the middle of an epoch, and where the
+            run was stopped between an epoch and its judgement.
+        loss: sum of the losses of the epoch that is under way, and
+        losses: how many they are.
         seconds: that training took so far, evaluations not counted.
         best: the epoch chosen so far.
         parts: whatever else changes, by name: a loss with weights, the pictures that could not be read.
@@ -59,6 +61,9 @@ class TrainState:
     average: WeightAverage | None = None
     kept: nn.Module | None = None
     step: int = 0
+    judged: int = 0
+    loss: float = 0.0
+    losses: int = 0
     seconds: float = 0.0
     best: Best | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
@@ -66,9 +71,10 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only, so that loading needs no code."""
         return {
-            "format": FORMAT,
-            "version": VERSION,
             "step": self.step,
+            "judged": self.judged,
+            "loss": self.loss,
+            "losses": self.losses,
             "seconds": self.seconds,
             "best": None if self.best is None else asdict(self.best),
             "stateful": {name: part.state_dict() for name, part in self._stateful().items()},
@@ -91,6 +97,9 @@ class TrainState:
                     "was started with, or start a new one"
                 ) from error
         self.step, self.seconds = values["step"], values["seconds"]
+        # states were once saved after epochs alone
+        self.judged = values.get("judged", self.step)
+        self.loss, self.losses = values.get("loss", 0.0), values.get("losses", 0)
         self.best = None if values["best"] is None else Best(**values["best"])
         _set_random_state(values["random"])
 
@@ -106,22 +115,12 @@ class TrainState:
         return {name: part for name, part in found.items() if part is not None}
 
     def save(self, path: Path) -> None:
-        """Writes the state whole or not at all: a run killed while saving keeps the state before."""
-        with whole_file(Path(path)) as temporary:
-            torch.save(self.state_dict(), temporary)
+        """Writes the state whole or not at all; the one before is kept beside it."""
+        save_values(self.state_dict(), Path(path))
 
     def load(self, path: Path) -> None:
-        """Takes back what `save` wrote. The file is read as tensors and plain values: it cannot run code."""
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no saved state at {path}; did the run finish an epoch?")
-        try:
-            values = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file can make the reader stumble anywhere
-            raise ValueError(f"{path} could not be read as a saved state: {error}") from error
-        if not isinstance(values, dict) or (values.get("format"), values.get("version")) != (FORMAT, VERSION):
-            raise ValueError(f"{path} is not a {FORMAT} of version {VERSION}")
-        self.load_state_dict(values)
+        """Takes back what `save` wrote; where that is damaged, what it wrote the time before, with a warning."""
+        self.load_state_dict(load_values(Path(path)))
 
 
 def _random_state() -> dict[str, Any]:

@@ -1,33 +1,42 @@
-"""One training step, and the watch that stops a run whose numbers are no longer numbers."""
+"""One training step: embed, compare, pull back. Watching, logging and saving are others' work."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from roadmap.data import Batch, Records
+from roadmap.data import Batch
+from roadmap.engine.comparing import Compare
 from roadmap.engine.optimiser import Schedule, set_rates
+from roadmap.engine.passes import Passes
 from roadmap.engine.state import TrainState
-
-OVERFLOWS = 30  # in a row, after which fp16's scaler will not recover
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a step works with and does not change: the engine, the wrapped model and optimiser, loss and schedule."""
+    """What a step works with and does not change.
+
+    Attributes:
+        fabric: the engine.
+        model: and its optimiser, as the engine wrapped them.
+        optimizer: of the model and of the loss's own weights.
+        passes: how a batch goes through the model, and how the gradient comes back.
+        compare: who is compared with whom, and what that costs.
+        schedule: step -> factor on every rate.
+        clip: largest norm of the gradient; None for no limit.
+    """
 
     fabric: Fabric
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loss: Callable[[Tensor, Tensor], Tensor]
+    passes: Passes
+    compare: Compare
     schedule: Schedule
-    clip: float | None
-    layout: torch.memory_format = torch.preserve_format  # of the pictures, to match the weights
+    clip: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +50,14 @@ class Outcome:
 
 
 def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
-    """Embed, compare, move the weights. Losses compute scores in float32 whatever the model's precision is."""
+    """Embed, compare, pull back, move. Losses compute scores in float32 whatever the model's precision is."""
     set_rates(parts.optimizer, parts.schedule(state.step))
-    embeddings = parts.model(batch.images.to(memory_format=parts.layout))
+    embeddings = parts.passes.embed(batch.images)
     lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
     if lengths.device.type == "cpu" and not usable(lengths).all():  # where looking is free, losses would refuse them
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
-    loss = parts.loss(embeddings, batch.labels)
-    parts.fabric.backward(loss)
+    loss = parts.compare(embeddings, batch.labels)
+    parts.passes.pull_back(loss)
     norm = _gradient_norm(state, parts)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)
@@ -73,80 +82,3 @@ def _gradient_norm(state: TrainState, parts: Parts) -> Tensor:
 def usable(lengths: Tensor) -> Tensor:
     """(B,) whether vectors of these lengths have a direction."""
     return torch.isfinite(lengths) & (lengths > 0)
-
-
-class NonFiniteError(FloatingPointError):
-    """A loss or gradient that is not a number, the step it came from and the pictures that were in it.
-
-    Attributes:
-        step: counted from 1.
-        pictures: paths, first those whose embeddings are not finite.
-    """
-
-    def __init__(self, message: str, step: int, pictures: list[str]) -> None:
-        super().__init__(message)
-        self.step, self.pictures = step, pictures
-
-
-class Watch:
-    """Reads the numbers of a step while the next one runs, so that the host never waits for the GPU.
-
-    Args:
-        records: to name the pictures of a step that failed.
-        scaled: whether a gradient scaler skips overflowing steps, which is then not a failure.
-    """
-
-    def __init__(self, records: Records, scaled: bool) -> None:
-        self.records, self.scaled = records, scaled
-        self._waiting: tuple[Outcome, Tensor, torch.cuda.Event | None] | None = None
-        self._overflows = 0
-
-    def push(self, outcome: Outcome) -> tuple[int, float, float] | None:
-        """Takes a step's outcome; gives (step, loss, gradient norm) of the one before, checked."""
-        before = self.pop()
-        if outcome.numbers.is_cuda:
-            numbers = torch.empty(2, dtype=torch.float32, pin_memory=True)
-            numbers.copy_(outcome.numbers, non_blocking=True)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
-            self._waiting = outcome, numbers, ready
-        else:
-            self._waiting = outcome, outcome.numbers, None
-        return before
-
-    def pop(self) -> tuple[int, float, float] | None:
-        """The numbers of the last step, checked; None if they were read already."""
-        if self._waiting is None:
-            return None
-        outcome, numbers, ready = self._waiting
-        self._waiting = None
-        if ready is not None:
-            ready.synchronize()
-        loss, norm = numbers.tolist()
-        self._overflows = 0 if math.isfinite(norm) else self._overflows + 1
-        tolerated = self.scaled and self._overflows < OVERFLOWS
-        if not math.isfinite(loss) or (self._overflows and not tolerated):
-            raise self._failure(outcome, loss, norm)
-        return outcome.step, loss, norm
-
-    def _failure(self, outcome: Outcome, loss: float, norm: float) -> NonFiniteError:
-        rows = zip(outcome.indices.tolist(), usable(outcome.lengths).tolist(), strict=True)
-        named = [(self.records.paths[index], good) for index, good in rows]
-        suspects, others = ([name for name, good in named if good is wanted] for wanted in (False, True))
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-        bad = "zero or not finite"
-        if suspects and others:
-            who = f"{len(suspects)} of {len(named)} pictures have an embedding that is {bad}: {_few(suspects)}"
-        else:
-            which = f"Every embedding of it is {bad}" if suspects else "All of its embeddings are finite"
-            who = f"{which}; its {len(named)} pictures: {_few(suspects or others)}"
-        return NonFiniteError(
-            f"step {outcome.step}: {what}; the run stops. {who}. "
-            "Try a lower optim.lr, optim.clip=1, optim.warmup=1, or hardware.precision=32",
-            outcome.step,
-            suspects + others,
-        )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -8,7 +8,7 @@ model(images)   # (B, 3, 224, 224), normalised by model.mean and model.std -> (B
 """
 
 from roadmap.models.checkpoints import load_checkpoint, save_checkpoint
-from roadmap.models.retriever import Retriever, retriever
+from roadmap.models.network import Retriever, retriever
 from roadmap.models.weight_files import WeightsError
 
 __all__ = ["Retriever", "WeightsError", "load_checkpoint", "retriever", "save_checkpoint"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from roadmap.atomic import whole_file
 from roadmap.config.settings import ModelSettings, known
-from roadmap.models.retriever import Retriever, untrained_retriever
+from roadmap.models.network import Retriever, untrained_retriever
 from roadmap.models.weight_files import WeightsError
 
 FORMAT, VERSION = "roadmap-retriever", 1

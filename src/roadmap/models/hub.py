@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from roadmap.models.backbones import SMALL, described
+from roadmap.models.backbones import SMALL_CNN, model_card
 from roadmap.models.weight_files import WeightsError
 
 PATIENCE = 5.0  # seconds
@@ -16,17 +16,28 @@ PATIENCE = 5.0  # seconds
 
 def hub_file(name: str) -> Path:
     """The file of a timm model's published weights: from the cache if it is there, else downloaded."""
-    if name == SMALL:
-        raise WeightsError(f"{SMALL} is built in and has no published weights; set model.weights=random or a file")
-    about = described(name)
+    file = _published_file(name, fetch=True)
+    assert file is not None
+    return file
+
+
+def check_hub(name: str) -> None:
+    """The published weights are in the cache, or their server answers; nothing is downloaded."""
+    _published_file(name, fetch=False)
+
+
+def _published_file(name: str, fetch: bool) -> Path | None:
+    if name == SMALL_CNN:
+        raise WeightsError(f"{SMALL_CNN} is built in and has no published weights; set model.weights=random or a file")
+    about = model_card(name)
     if about.hf_hub_id:
-        return _from_hugging_face(name, about)
+        return _from_hugging_face(name, about, fetch)
     if about.url:
-        return _from_address(name, about.url)
+        return _from_address(name, about.url, fetch)
     raise WeightsError(f"no weights of {name} are published; set model.weights=random or a file")
 
 
-def _from_hugging_face(name: str, about: Any) -> Path:
+def _from_hugging_face(name: str, about: Any, fetch: bool) -> Path | None:
     import huggingface_hub as hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -40,6 +51,8 @@ def _from_hugging_face(name: str, about: Any) -> Path:
     if hub.constants.HF_HUB_OFFLINE:
         raise _unreachable(name, address, "HF_HUB_OFFLINE is set and the file is not in the cache")
     _check_answer(name, address)
+    if not fetch:
+        return None
     for file in names:
         try:
             return Path(hub.hf_hub_download(filename=file, **place))
@@ -51,12 +64,14 @@ def _from_hugging_face(name: str, about: Any) -> Path:
     raise _unreachable(name, address, f"{repository} has none of {', '.join(names)}")
 
 
-def _from_address(name: str, address: str) -> Path:
+def _from_address(name: str, address: str, fetch: bool) -> Path | None:
     import torch.hub
 
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name
     if not file.is_file():
         _check_answer(name, address)
+        if not fetch:
+            return None
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             torch.hub.download_url_to_file(address, str(file))
@@ -79,5 +94,6 @@ def _check_answer(name: str, address: str) -> None:
 def _unreachable(name: str, address: str, reason: str) -> WeightsError:
     return WeightsError(
         f"the weights of {name} could not be fetched ({reason}). To bring them: on a machine with network download "
-        f"{address}, copy the file here, and set model.weights=FILE; or start at random with model.weights=random"
+        f"{address}, copy the file here, and set model.weights=FILE; or start at random with model.weights=random",
+        address,
     )

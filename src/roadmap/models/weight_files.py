@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roadmap.config.settings import SettingError
+
 PICKLES = (".pth", ".pt", ".bin")
 # Training programs keep the weights among other things, an average of them under its own name, which is the better one.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -19,8 +21,17 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "backbone.")
 
 
-class WeightsError(ValueError):
-    """Weights that cannot be had, read, or fitted into the model; the message says what to do."""
+class WeightsError(SettingError):
+    """Weights that cannot be had, read, or fitted into the model; the message says what to do.
+
+    Attributes:
+        field: "model.weights".
+        address: where they could be fetched from, if that is what failed.
+    """
+
+    def __init__(self, message: str, address: str | None = None) -> None:
+        super().__init__("model.weights", message)
+        self.address = address
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:

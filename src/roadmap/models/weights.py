@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.config.settings import ModelSettings
-from roadmap.models.backbones import SMALL, built_backbone, timm_library
+from roadmap.models.backbones import SMALL_CNN, backbone_of, timm_library
 from roadmap.models.hub import hub_file
 from roadmap.models.weight_files import WeightsError, tensors_in
 
@@ -26,17 +27,17 @@ def load_weights(backbone: nn.Module, settings: ModelSettings, image: int) -> No
         file = hub_file(_distilled_twin(settings.name) if settings.drop_distillation else settings.name)
     else:
         file = Path(settings.weights)
-    tensors = _distillation_settled(tensors_in(file), backbone, settings, file)
+    tensors = _without_distillation(tensors_in(file), backbone, settings, file)
     wanted = backbone.state_dict()
-    if _misfits(tensors, wanted, backbone) and settings.name != SMALL:
-        tensors = _converted(tensors, backbone, settings, image)
+    if _misfits(tensors, wanted, backbone) and settings.name != SMALL_CNN:
+        tensors = _conversion(tensors, backbone, settings, image)
     problems = _misfits(tensors, wanted, backbone)
     if problems:
         raise WeightsError(f"{file} does not fit {settings.name}: {problems}")
     backbone.load_state_dict({name: value for name, value in tensors.items() if name in wanted})
 
 
-def _distillation_settled(
+def _without_distillation(
     tensors: dict[str, Tensor], backbone: nn.Module, settings: ModelSettings, file: Path
 ) -> dict[str, Tensor]:
     """The weights without a distillation token if that is to be dropped; a wrong pair of file and model is refused."""
@@ -74,7 +75,7 @@ def _distilled_twin(name: str) -> str:
     return twin
 
 
-def _converted(
+def _conversion(
     tensors: dict[str, Tensor], backbone: nn.Module, settings: ModelSettings, image: int
 ) -> dict[str, Tensor]:
     """The weights as timm adapts them: positions resampled to the size of the pictures, foreign names translated.
@@ -88,8 +89,9 @@ def _converted(
 
     def rebuilt(seed: int) -> Mapping[str, Tensor]:
         torch.manual_seed(seed)
-        return built_backbone(
-            settings.name, image, pretrained=True, num_classes=classes, pretrained_cfg_overlay=dict(known)
+        plain = dataclasses.replace(settings, drop_path=0.0)
+        return backbone_of(
+            plain, image, pretrained=True, num_classes=classes, pretrained_cfg_overlay=dict(known)
         ).state_dict()
 
     wanted = backbone.state_dict()

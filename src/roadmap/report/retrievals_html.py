@@ -20,10 +20,11 @@ TABLE = re.compile(r"R@\d+|mAP@R|mAP")  # the metrics of the table; the others s
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One retrieved picture: its pixels (H, W, 3), class and score, and whether it is of the query's class."""
+    """One retrieved picture: its pixels (H, W, 3), class, file and score, and whether it is of the query's class."""
 
     pixels: Pixels
     class_name: str
+    file: str
     score: float
     right: bool
 
@@ -43,6 +44,7 @@ class Question:
 
     pixels: Pixels
     class_name: str
+    file: str
     relevant: int
     answers: Sequence[Answers]
 
@@ -100,9 +102,14 @@ def data_uri(pixels: Pixels) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def short_name(class_name: str) -> str:
-    """The last part of a class's path, with spaces where it can be broken."""
-    return class_name.rstrip("/").rsplit("/", 1)[-1].replace("_", " ") or class_name
+def breakable(name: str) -> str:
+    """A name as HTML, whole; where it is long it may be broken after a separator."""
+    return re.sub(r"([/_.,-]|&amp;)(?=.)", r"\1<wbr>", escape(name))
+
+
+def file_name(path: str) -> str:
+    """The last part of a path; the whole is shown where the mouse rests."""
+    return path.rsplit("/", 1)[-1] or path
 
 
 def _table(metrics: Mapping[str, Mapping[str, float]]) -> str:
@@ -132,12 +139,13 @@ def _section(name: str, questions: Sequence[Question]) -> str:
 
 
 def _article(question: Question) -> str:
-    name = escape(short_name(question.class_name))
     answers = "\n".join(_answers(given, question.relevant) for given in question.answers)
+    label = f"query of class {question.class_name}, {question.file}"
     return f"""<article>
-<figure class="query" title="{escape(question.class_name)}">
-<img src="{data_uri(question.pixels)}" alt="query of class {escape(question.class_name)}">
-<figcaption><b>{name}</b><br>{question.relevant} to find</figcaption>
+<figure class="query" title="{escape(label)}">
+<img src="{data_uri(question.pixels)}" alt="{escape(label)}">
+<figcaption><b>{breakable(question.class_name)}</b><br><span class="file">{breakable(file_name(question.file))}</span>
+<br>{question.relevant} to find</figcaption>
 </figure>
 <div class="answers">
 {answers}
@@ -158,11 +166,12 @@ def _answers(given: Answers, relevant: int) -> str:
 
 def _item(place: int, item: Answer, beyond: bool) -> str:
     kind, sign, said = ("right", "✓", "same class") if item.right else ("wrong", "✗", "another class")
-    label = f"{place}: {said}, {item.class_name}, score {item.score:.2f}"
+    label = f"{place}: {said}, {item.class_name}, score {item.score:.4f}, {item.file}"
     return (
         f'<li class="{kind}{" beyond" if beyond else ""}" title="{escape(label)}">'
         f'<img src="{data_uri(item.pixels)}" alt="{escape(label)}"><i aria-hidden="true">{sign}</i>'
-        f'<small aria-hidden="true">{item.score:.2f}<br>{escape(short_name(item.class_name))}</small></li>'
+        f'<small aria-hidden="true">{item.score:.2f}<br>{breakable(item.class_name)}<br>'
+        f'<span class="file">{breakable(file_name(item.file))}</span></small></li>'
     )
 
 
@@ -170,7 +179,7 @@ LEGEND = """<p class="legend">
 <span><span class="key right"><i>✓</i></span> of the query's class</span>
 <span><span class="key wrong"><i>✗</i></span> of another class</span>
 <span><span class="key beyond"></span> faded: beyond the R places that AP@R looks at, R being the number to find</span>
-<span>below each picture: its cosine with the query, its class</span>
+<span>below each picture: its cosine with the query, its class, its file</span>
 </p>"""
 
 STYLE = """
@@ -200,8 +209,8 @@ border:1px solid var(--line);border-radius:10px}
 figure{margin:0;font-size:13px;line-height:1.35;overflow-wrap:anywhere}
 figcaption{margin-top:6px;color:var(--faint)}
 figcaption b{color:var(--ink)}
-img{display:block;width:100%;aspect-ratio:1;object-fit:cover;border-radius:4px;background:#fff}
-.answers{display:grid;gap:12px;min-width:0}
+img{display:block;width:100%;aspect-ratio:1;object-fit:cover;border-radius:4px;background:#fff padding-box}
+.answers{display:grid;gap:12px;min-width:0;align-content:start}
 ol{list-style:none;margin:0;padding:0;display:grid;grid-template-columns:repeat(var(--count),minmax(0,96px));gap:8px}
 li{position:relative;min-width:0}
 .right{--frame:var(--right)}
@@ -211,8 +220,9 @@ li.wrong img,.key.wrong{border-style:dashed}
 li.beyond img,li.beyond i{opacity:.4}
 i{position:absolute;top:-4px;right:-4px;width:17px;height:17px;border-radius:50%;background:var(--frame);
 color:var(--paper);font:700 11px/17px system-ui,"DejaVu Sans",sans-serif;text-align:center}
-small{display:block;margin-top:2px;font-size:11px;line-height:1.3;color:var(--faint);text-align:center;
-white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
+small{display:block;margin-top:2px;font-size:11px;line-height:1.3;color:var(--ink);text-align:center;
+overflow-wrap:anywhere}
+.file{color:var(--faint);font-size:10px;overflow-wrap:anywhere}
 @media (max-width:820px){ol{grid-template-columns:repeat(auto-fill,minmax(64px,1fr))}}
 @media (max-width:640px){body{padding:16px 12px 48px}article{grid-template-columns:1fr;padding:12px;gap:12px}
 .query{display:grid;grid-template-columns:88px 1fr;gap:12px;align-items:center}

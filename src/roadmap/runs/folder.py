@@ -2,44 +2,34 @@
 
 config.yaml              the settings, complete; `roadmap train` can be given them again
 environment.json         Python, packages, device, commit
+pictures.csv             which pictures train, choose the epoch and test, where the program drew that
 metrics.jsonl            a line per logged step and per evaluation
 tensorboard/             the same numbers, for TensorBoard
-checkpoints/last.pt      everything needed to go on (`TrainState`)
+checkpoints/last.pt      everything needed to go on (`TrainState`); previous.pt is the one before it
 checkpoints/best.safetensors   the chosen weights, self-contained: embed, evaluate, search
+evaluations/             what was measured on each test set
 summary.json             the results, before and after
+.lock                    which process writes here, if one does
 """
 
 from __future__ import annotations
 
 import json
 import math
-import platform
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import IO, Any
 
 from roadmap.atomic import whole_file
 from roadmap.config.settings import Settings
-
-PACKAGES = (
-    "roadmap-retrieval",
-    "torch",
-    "torchvision",
-    "timm",
-    "triton",
-    "lightning-fabric",
-    "hydra-core",
-    "numpy",
-    "pillow",
-)
+from roadmap.data import Records
+from roadmap.runs.board import Board
+from roadmap.runs.division import save_division, stored_division
+from roadmap.runs.lock import hold
+from roadmap.runs.machine import environment
 
 
 class Run:
@@ -47,23 +37,30 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
+        self._lock: IO[str] | None = None
         self._log: Any = None
-        self._board: Any = None
-        self._forgotten: int | None = None  # the step from which on TensorBoard is to hide what was there before
+        self.board = Board(self.folder / "tensorboard")
 
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
-        """A new folder with the settings and the environment in it."""
-        folder = Path(settings.run) if settings.run is not None else _made(Path(settings.out) / _name(settings, when))
+        """A new folder with the settings and the environment in it, held by this process until `close`."""
+        if settings.run is None:
+            folder = _new_folder(Path(settings.out) / _name(settings, when))
+        else:
+            folder = Path(settings.run)
+            folder.mkdir(parents=True, exist_ok=True)
+        run = cls(folder)
+        run.lock()
         if (folder / "config.yaml").exists():
+            run.close()
             raise FileExistsError(
                 f"{folder} already holds a run; give another run=FOLDER, or go on with it: "
                 f"roadmap train resume={folder}"
             )
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        run = cls(folder)
-        run._write("config.yaml", _yaml(settings))
+        for name in ("checkpoints", "evaluations"):
+            (folder / name).mkdir(exist_ok=True)
         run._write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        run.save_settings(settings)  # last: a folder with settings is a run
         return run
 
     @classmethod
@@ -74,13 +71,29 @@ class Run:
             raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
         return cls(folder)
 
+    def lock(self) -> None:
+        """Keeps other processes from writing here, until `close`; refuses where one does."""
+        if self._lock is None:
+            self._lock = hold(self.folder)
+
     @property
     def last(self) -> Path:
         return self.folder / "checkpoints" / "last.pt"
 
+    def evaluation_file(self, test: str) -> Path:
+        """Where what was measured on a test set is kept."""
+        return self.folder / "evaluations" / f"{_plain_name(test)}.npz"
+
+    def has_state(self) -> bool:
+        """Whether something was saved to go on from."""
+        return any((self.folder / "checkpoints").glob("*.pt"))
+
     @property
     def best(self) -> Path:
         return self.folder / "checkpoints" / "best.safetensors"
+
+    def save_settings(self, settings: Settings) -> None:
+        self._write("config.yaml", _yaml(settings))
 
     def settings(self) -> Settings:
         """What the run was started with."""
@@ -95,6 +108,17 @@ class Run:
             raise ValueError(f"{path} must hold the settings of a run, got {type(values).__name__}")
         return Settings.from_dict(values)
 
+    def save_division(self, records: Records) -> None:
+        """Stores which pictures train, choose the epoch and test; for splits that the program drew."""
+        save_division(self.folder, records)
+
+    def division(self, records: Records) -> tuple[Records, list[str]]:
+        """The pictures exactly as the run divided them, and what is missing or new since, a sentence each.
+
+        New ones are left out. Where the run stored nothing, its pictures came with their splits: as they are, and [].
+        """
+        return stored_division(self.folder, records)
+
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """A line in metrics.jsonl, and its numbers in TensorBoard."""
         if self._log is None:
@@ -102,22 +126,8 @@ class Run:
         line = {"kind": kind, "step": step, **{name: _plain(value) for name, value in values.items()}}
         self._log.write(json.dumps(line) + "\n")
         self._log.flush()
-        board = self._tensorboard()
-        if board is not None:
-            where = kind if "split" not in values else f"{kind} {values['split']}"
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "epoch":
-                    board.add_scalar(f"{where}/{name}", value, step)
-
-    def _tensorboard(self) -> Any:
-        if self._board is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:  # optional: metrics.jsonl has everything
-                self._board = False
-            else:
-                self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._forgotten)
-        return self._board or None
+        where = kind if "split" not in values else f"{kind} {values['split']}"
+        self.board.add(where, step, values)
 
     def history(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; a line that a killed run left unfinished is not one."""
@@ -130,7 +140,7 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops what was logged after `step`, which a resumed run will do again; before anything is logged anew."""
-        self._forgotten = step + 1
+        self.board = Board(self.folder / "tensorboard", step + 1)
         kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= step]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
 
@@ -151,62 +161,28 @@ class Run:
         if self._log is not None:
             self._log.close()
             self._log = None
-        if self._board:
-            self._board.close()
-        self._board = None
+        self.board.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _write(self, name: str, text: str) -> None:
         with whole_file(self.folder / name) as temporary:
             Path(temporary).write_text(text, encoding="utf-8")
 
 
-def environment() -> dict[str, Any]:
-    """Python, packages, device and commit: what the numbers of a run may depend on beside its settings."""
-    packages = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "packages": packages,
-        "gpus": gpus,
-        "cuda": torch.version.cuda,
-        "cpu_threads": torch.get_num_threads(),
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """Of the source this runs from, with "+" if it was changed since; None where it is in no repository."""
-    source = Path(__file__)
-    try:
-        _git(
-            source, "ls-files", "--error-unmatch", source.name
-        )  # an environment inside another repository is not in it
-        head, changed = _git(source, "rev-parse", "--short", "HEAD"), _git(source, "status", "--porcelain", ".")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{head}{'+' if changed else ''}"
-
-
-def _git(source: Path, *arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(
-        command, cwd=source.parent, capture_output=True, text=True, timeout=10, check=True
-    ).stdout.strip()
-
-
 def _name(settings: Settings, when: time.struct_time | None) -> str:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", when or time.localtime())
     what = settings.recipe or f"{settings.data.name}_{settings.model.name}"
-    return re.sub(r"[^\w.=-]", "_", f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
+    return _plain_name(f"{stamp}_{what}_{settings.loss['name']}_seed{settings.seed}")
 
 
-def _made(folder: Path) -> Path:
+def _plain_name(name: str) -> str:
+    """As a file can be called anywhere."""
+    return re.sub(r"[^\w.=-]", "_", name)
+
+
+def _new_folder(folder: Path) -> Path:
     """The folder, made now, or one with a number after it: runs may start within the same second."""
     candidate, number = folder, 2
     while True:

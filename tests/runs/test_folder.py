@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from roadmap import runs
 from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, OptimSettings, Settings
-from roadmap.runs import Run, environment
+from roadmap.runs import Run, machine
+from roadmap.runs import folder as folders
+from roadmap.runs.machine import environment
 
 NOON = time.strptime("2021-12-06 12:00:00", "%Y-%m-%d %H:%M:%S")
 
@@ -28,7 +29,13 @@ def settings(folder: Path, **more: Any) -> Settings:
 def test_what_a_new_run_holds(tmp_path: Path) -> None:
     run = Run.create(settings(tmp_path), NOON)
     assert run.folder == tmp_path / "2021-12-06_12-00-00_glyphs_small_cnn_roadmap_seed0"
-    assert sorted(path.name for path in run.folder.iterdir()) == ["checkpoints", "config.yaml", "environment.json"]
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        ".lock",
+        "checkpoints",
+        "config.yaml",
+        "environment.json",
+        "evaluations",
+    ]
     assert run.last == run.folder / "checkpoints" / "last.pt"
     assert run.best == run.folder / "checkpoints" / "best.safetensors"
     assert run.summary() == {}
@@ -55,7 +62,7 @@ def create(folder: Path, barrier: Any, names: Any) -> None:
 
 def test_processes_of_a_sweep_that_start_together_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one has looked and found the name free before any of them takes it."""
-    monkeypatch.setattr(runs, "environment", dict)
+    monkeypatch.setattr(folders, "environment", dict)
     context = multiprocessing.get_context("fork")
     count = 8
     barrier, names = context.Barrier(count), context.Queue()
@@ -160,7 +167,7 @@ def test_the_commit_is_of_this_source_and_of_no_other_repository(
     installed = tmp_path / "project" / ".venv" / "roadmap"
     installed.mkdir(parents=True)
     (installed / "runs.py").write_text("")
-    monkeypatch.setattr(runs, "__file__", str(installed / "runs.py"))
+    monkeypatch.setattr(machine, "__file__", str(installed / "runs.py"))
     assert environment()["commit"] is None  # no repository at all
     git("init", "-q", cwd=tmp_path / "project")
     (tmp_path / "project" / ".gitignore").write_text(".venv\n")

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from roadmap.config.settings import ModelSettings
-from roadmap.models.backbones import built_backbone, features, layout, normalisation, trial_features
+from roadmap.config.settings import ModelSettings, SettingError
+from roadmap.models.backbones import backbone_of, features, layout, normalisation, trial_features
 from roadmap.models.depths import layer_depths
 from roadmap.models.pooling import Layout, Pooling
 from roadmap.models.small import SmallCNN
@@ -30,14 +30,14 @@ def retriever(settings: ModelSettings, image: int = 224) -> Retriever:
         settings: backbone, weights, pooling and head.
         image: side of the pictures. Position embeddings of transformers are resampled to it.
     """
-    backbone = built_backbone(settings.name, image, settings.drop_path)
+    backbone = backbone_of(settings, image)
     load_weights(backbone, settings, image)
     return Retriever(backbone, settings, image)
 
 
 def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
     """The same model at random, whatever weights the settings name: to be filled from a checkpoint."""
-    return Retriever(built_backbone(settings.name, image, settings.drop_path), settings, image)
+    return Retriever(backbone_of(settings, image), settings, image)
 
 
 class Retriever(nn.Module):
@@ -136,8 +136,9 @@ def _pooling(backbone: nn.Module, settings: ModelSettings, where: Layout) -> Poo
         return None
     if kind not in where.poolings:
         why = "has no class token" if kind == "token" else "gives features that only it knows how to pool"
-        raise ValueError(
-            f"model.pooling={kind} is not possible: {settings.name} {why}; allowed: {', '.join(where.poolings)}"
+        raise SettingError(
+            "model.pooling",
+            f"model.pooling={kind} is not possible: {settings.name} {why}; allowed: {', '.join(where.poolings)}",
         )
     _drop_attention_pooling(backbone, settings)
     return Pooling(kind, where)
@@ -153,7 +154,8 @@ def _drop_attention_pooling(backbone: nn.Module, settings: ModelSettings) -> Non
         with suppress(AssertionError, TypeError):
             backbone.reset_classifier(0, "avg")  # type: ignore[operator]
         if pools_by_attention():
-            raise ValueError(
+            raise SettingError(
+                "model.pooling",
                 f"model.pooling={settings.pooling} is not possible: {settings.name} pools by attention, which cannot "
-                "be taken out of it; set model.pooling=auto"
+                "be taken out of it; set model.pooling=auto",
             )

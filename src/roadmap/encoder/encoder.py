@@ -1,0 +1,215 @@
+"""`Encoder`: a model and how pictures go through it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from roadmap.config.settings import DataSettings, HardwareSettings, Settings
+from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, evaluation_batches
+from roadmap.data.pictures.packing import OnError
+from roadmap.data.pictures.policy import SIDE
+from roadmap.embeddings import Embeddings
+from roadmap.encoder.vectors import embeddings_of, image_batches, vectors_of
+from roadmap.hardware import autocast_of, precision_of, repeatable
+from roadmap.models import Retriever
+from roadmap.runs import Run
+
+BATCH = 256  # pictures that go through a model at once, where no run says otherwise
+LEAST_BATCH = 64  # a run that trains on small batches is evaluated in larger ones
+# What of a model's settings decides the vectors of pictures, beside its weights.
+DECIDING = ("name", "pooling", "layer_norm", "dim")
+
+Pictures: TypeAlias = Records | Sequence[str | Path] | Sequence[Image.Image]
+
+
+def centre_crop(data: DataSettings, model: Retriever) -> CentreCrop:
+    """How the pictures of a run are cut when they are not trained on."""
+    return CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std, squeeze=data.squeeze)
+
+
+@dataclass(eq=False)
+class Encoder:
+    """A model and how pictures go through it.
+
+    Attributes:
+        model: on `device`, in the memory layout of `hardware`.
+        crop: how pictures are cut for it.
+        hardware: precision, layout and threads.
+        device: where it computes.
+        name: for titles.
+        batch: pictures that go through it at once; with another number the last bits may differ.
+        side: shorter side that larger pictures are shrunk to before they are cut, as packs keep them.
+        workers: processes that decode files; None for one per core.
+        weights: where the weights came from, in words.
+        checkpoint: its file, if any.
+        about: what the checkpoint says about the model.
+        run: that it came from, if any.
+    """
+
+    model: Retriever
+    crop: CentreCrop
+    hardware: HardwareSettings
+    device: torch.device
+    name: str = "model"
+    batch: int = BATCH
+    side: int = SIDE
+    workers: int | None = None
+    weights: str = ""
+    checkpoint: Path | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    run: Run | None = None
+
+    def __post_init__(self) -> None:
+        self._digest: tuple[object, str] = (None, "")
+
+    @classmethod
+    def of(cls, model: Retriever, settings: Settings, device: torch.device) -> Encoder:
+        """The one of a training run, with its crop, precision and batch size; the model is on the device already."""
+        return cls(
+            model,
+            centre_crop(settings.data, model),
+            settings.hardware,
+            device,
+            name=settings.model.name,
+            batch=max(LEAST_BATCH, settings.data.batch_size),
+            side=settings.data.side,
+            workers=settings.data.workers,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        what: str | Path,
+        *,
+        device: str = "auto",
+        precision: str | None = None,
+        image: int | None = None,
+        resize: int | None = None,
+        weights: str | None = None,
+        pooling: str | None = None,
+        dim: int | None = None,
+        batch: int | None = None,
+    ) -> Encoder:
+        """The encoder of a run folder (its best epoch), a checkpoint, or a timm model.
+
+        A run brings its own crop, precision, layout and batch size; what is given here takes their place.
+
+        Args:
+            what: runs/NAME, FILE.safetensors, small_cnn, or the name of any timm model.
+            device: "cpu", "cuda", "cuda:1", "mps"; "auto": that of the run where it is here, else a GPU, else the CPU.
+            precision: "32", "bf16", "fp16"; "auto" is bf16 on a GPU, 32 elsewhere. None: the run's own, or "auto".
+            image: side of the square that the model sees. None: the checkpoint's own, or 224.
+            resize: shorter side before the centre is cut out. None: the checkpoint's own, or 8/7 of `image`.
+            weights: of a timm model: "hub" (the default), "random", or a file.
+            pooling: of a timm model; None for what it was trained with.
+            dim: of a timm model: adds a projection at random to so many dimensions.
+            batch: pictures that go through the model at once. None: as in the run, or 256.
+        """
+        from roadmap.encoder.opening import Wanted, encoder_named
+
+        return encoder_named(what, Wanted(device, precision, image, resize, weights, pooling, dim, batch))
+
+    @property
+    def precision(self) -> str:
+        """ "32", "bf16" or "fp16"."""
+        return precision_of(self.hardware, self.device)
+
+    @property
+    def digest(self) -> str:
+        """What tells this model from any other: a hash of its weights and of the settings that decide its vectors."""
+        state = self.model.state_dict()
+        key = tuple((tensor.data_ptr(), tensor._version) for tensor in state.values())  # new whenever weights change
+        if self._digest[0] != key:
+            settings = {name: getattr(self.model.settings, name) for name in DECIDING}
+            settings |= {"image": self.model.image, "mean": self.model.mean, "std": self.model.std}
+            found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+            for name, tensor in sorted(state.items()):
+                found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            self._digest = key, found.hexdigest()
+        return self._digest[1]
+
+    def embed(
+        self,
+        pictures: Pictures,
+        *,
+        pack: Pack | None = None,
+        on_error: OnError = "raise",
+        progress: bool | None = None,
+    ) -> Embeddings:
+        """The vectors of pictures, of length 1, in float32, on the device.
+
+        Args:
+            pictures: Records, or a list of paths or of Pillow images, which have no labels (-1).
+            pack: that the pictures of Records are in, decoded; None decodes their files.
+            on_error: a picture that cannot be decoded: "raise", or "skip" it; `about["skipped"]` then says why.
+            progress: show a bar; None: where a person watches and it takes long.
+        """
+        if not isinstance(pictures, Records):
+            images = [one for one in pictures if isinstance(one, Image.Image)]
+            if images and len(images) == len(pictures):
+                return self._embed_images(images, progress)
+            pictures = records_of_paths(pictures)
+        batches = evaluation_batches(
+            pictures,
+            self.crop,
+            self.batch,
+            None if pack is None else pack.of(pictures),
+            self.device,
+            0 if len(pictures) <= self.batch else self.workers,  # one batch is not worth starting processes for
+            on_error,
+            side=self.side,
+        )
+        with repeatable(self.hardware):
+            found = embeddings_of(self.model, batches, autocast_of(self.hardware, self.device), progress)
+        origin = {"dataset": pictures.name, "root": str(pictures.root.resolve()), "skipped": dict(batches.skipped)}
+        return Embeddings(found.vectors, found.labels, found.ids, found.class_names, self.description() | origin)
+
+    def _embed_images(self, images: Sequence[Image.Image], progress: bool | None) -> Embeddings:
+        batches = image_batches(images, self.crop, self.side, self.batch, self.device)
+        with repeatable(self.hardware):
+            autocast = autocast_of(self.hardware, self.device)
+            found = vectors_of(self.model, batches, len(images), autocast, progress)
+        assert found is not None
+        labels = torch.full((len(images),), UNLABELLED, dtype=torch.int64, device=self.device)
+        return Embeddings(found[0], labels, about=self.description())
+
+    def description(self) -> dict[str, Any]:
+        """What travels with its vectors: enough to tell whether others fit them."""
+        return {
+            "model": self.digest,
+            "name": self.name,
+            "crop": {"image": self.crop.size, "resize": self.crop.resize, "side": self.side},
+            "precision": self.precision,
+        }
+
+    def records(self, data: str | None = None, root: str | Path | None = None) -> Records:
+        """The pictures of a dataset; by default those of the run that the model comes from, divided as the run did.
+
+        Args:
+            data: a dataset of `roadmap.data`, such as "folder"; None for the run's.
+            root: where it lies; None for where the run found it.
+        """
+        from roadmap.encoder.opening import records_for
+
+        return records_for(self, data, root)
+
+
+def records_of_paths(paths: Sequence[object]) -> Records:
+    """Pictures without labels; their names are relative to the working folder, or absolute."""
+    if wrong := [one for one in paths if not isinstance(one, (str, Path))]:
+        raise TypeError(
+            f"pictures must be Records, paths, or Pillow images, all of one kind; got {type(wrong[0]).__name__} "
+            "among them"
+        )
+    names = tuple(Path(str(path)).as_posix() for path in paths)
+    return Records("pictures", Path.cwd(), names, np.full(len(names), UNLABELLED))

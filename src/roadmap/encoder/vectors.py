@@ -1,0 +1,93 @@
+"""Batches of pictures through a model -> Embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from roadmap.data import UNLABELLED, Batch, Batches, CentreCrop, picture_key
+from roadmap.data.batches.resampling import cpu_crop, write_network_input
+from roadmap.data.pictures.images import rgb, shrunk
+from roadmap.embeddings import Embeddings
+from roadmap.progress import bar
+
+
+def embeddings_of(
+    model: nn.Module, batches: Batches, autocast: torch.dtype | None = None, progress: bool | None = None
+) -> Embeddings:
+    """The embeddings of all pictures that `batches` delivers, float32, on the device that it delivers to.
+
+    Pictures that `batches` skips are left out; `batches.skipped` names them.
+
+    Args:
+        model: images (B, 3, S, S) -> (B, D). It is left in the mode that it was in.
+        batches: from `roadmap.data.evaluation_batches`.
+        autocast: float16 or bfloat16 for the model's arithmetic; None for float32.
+        progress: show a bar; None: where a person watches and it takes long.
+    """
+    records = batches.records
+    found = vectors_of(model, batches, len(records), autocast, progress)
+    if found is None:
+        raise ValueError(f"{records.name}: there is no picture to embed")
+    vectors, place = found
+    names = tuple(picture_key(records, i) for i in place.tolist())
+    labels = torch.from_numpy(records.labels)[place.cpu()]
+    # a list that names a picture twice has no distinct names to offer
+    distinct = names if len(set(names)) == len(names) else None
+    return Embeddings(vectors, labels.to(place.device), distinct, records.class_names)
+
+
+# Not inference mode: a model may keep what it computes here, such as a table of positions, and be trained afterwards.
+@torch.no_grad()
+def vectors_of(
+    model: nn.Module, batches: Iterable[Batch], total: int, autocast: torch.dtype | None, progress: bool | None
+) -> tuple[Tensor, Tensor] | None:
+    """(N, D) vectors and the (N,) indices of their pictures; None where no picture came."""
+    vectors, places = [], []
+    with _evaluation_mode(model), bar(total, "embedding", show=progress, delay=2.0, leave=False) as shown:
+        for images, _, indices in batches:
+            if len(indices) == 0:  # none of its pictures could be decoded
+                continue
+            with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
+                vectors.append(model(images).float())
+            places.append(indices)
+            shown.update(len(indices))
+    return (torch.cat(vectors), torch.cat(places)) if vectors else None
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model is in evaluation mode, and then all its parts are in the mode they were in."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])  # the model itself comes first
+        for part, training in modes:
+            part.training = training
+
+
+def image_batches(
+    images: Sequence[Image.Image], crop: CentreCrop, side: int, size: int, device: torch.device
+) -> Iterator[Batch]:
+    """Pictures that are open already, cut as those of files are."""
+    for first in range(0, len(images), size):
+        some = images[first : first + size]
+        levels = torch.stack([_centre(image, crop, side) for image in some])
+        network_input = np.empty(tuple(levels.shape), dtype=np.float32)
+        write_network_input(levels.numpy(), crop, network_input)
+        indices = torch.arange(first, first + len(some), device=device)
+        yield Batch(torch.from_numpy(network_input).to(device), torch.full_like(indices, UNLABELLED), indices)
+
+
+def _centre(image: Image.Image, crop: CentreCrop, side: int) -> Tensor:
+    """(3, S, S) uint8."""
+    pixels = np.asarray(shrunk(rgb("the given picture", ImageOps.exif_transpose(image)), side))
+    windows = crop.windows(np.asarray([pixels.shape[0]]), np.asarray([pixels.shape[1]]))
+    return cpu_crop(pixels, windows, 0, crop.size).contiguous()

@@ -1,0 +1,121 @@
+"""What a run would do, without doing it: what is chosen and why, its steps, and what it would take."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from roadmap.config.settings import Settings
+from roadmap.data import Records, fresh_pack
+from roadmap.engine.auto import resolve
+from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
+from roadmap.hardware import autocast_of, device_of
+from roadmap.models import Retriever
+from roadmap.models.network import untrained_retriever
+
+TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
+# in checkpoints: twice the weights and Adam's two moments in last.pt, the same in previous.pt, the best weights
+BYTES_PER_WEIGHT = 36
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has not begun.
+
+    Attributes:
+        settings: as they would be stored with the run: nothing is left to be chosen.
+        reasons: for what was chosen, a sentence each.
+        pictures: split -> pictures and classes, in words.
+        steps: of all epochs.
+        disk: bytes that the run would add: checkpoints, and a pack of the pictures where one would be made.
+        rate: pictures a second that this machine trains, tried on one batch.
+    """
+
+    settings: Settings
+    reasons: list[str]
+    pictures: dict[str, str]
+    steps: int
+    disk: int
+    rate: float
+
+    @property
+    def seconds(self) -> float:
+        """An estimate: reading pictures and evaluations are not counted."""
+        return self.steps * self.settings.data.batch_size / self.rate
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        data, model, optim = self.settings.data, self.settings.model, self.settings.optim
+        batch = f"batches of {data.batch_size}, {data.per_class} of a class"
+        return [
+            f"pictures   {data.name}: {', '.join(f'{name} {count}' for name, count in self.pictures.items())}",
+            f"model      {model.name}, weights {model.weights}, pictures of {data.image} pixels",
+            f"training   {_count(self.settings.epochs, 'epoch')}, {_count(self.steps, 'step')}, {batch}, "
+            f"{optim.name} at {optim.lr:g}",
+            *(f"  - {reason}" for reason in self.reasons),
+            f"time       about {_duration(self.seconds)} (an estimate: {self.rate:,.0f} pictures a second, tried on a "
+            "batch here; reading pictures and evaluations are not counted)",
+            f"disk       about {_size(self.disk)} (an estimate)",
+            "Nothing was written. Leave out --dry-run to start.",
+        ]
+
+
+def plan(settings: Settings) -> Plan:
+    """What `fit(settings)` would do. Nothing is written, nothing downloaded; built-in pictures are drawn once."""
+    records, drawn = division_of(records_of(settings.data))
+    settings, reasons = resolve(settings, records, fetch=False)
+    splits = splits_of(records, settings.data, settings.select)
+    check_metric(settings.select, splits)
+    sampler = sampler_of(splits.train, settings.data, settings.seed)
+    model = untrained_retriever(settings.model, settings.data.image)
+    named = {"train": splits.train, "validation": splits.val, **{f"test {test.name}": test for test in splits.tests}}
+    pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
+    disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
+    for part in {id(part): part for part in (records, *splits.tests)}.values():
+        if settings.data.pack != "no" and fresh_pack(part, settings.data.side) is None:
+            disk += 4 * len(part) * settings.data.side**2  # at a width of 4/3 of the height
+    steps = settings.epochs * sampler.batches
+    return Plan(settings, [*reasons, *drawn], pictures, steps, disk, _rate(model, settings))
+
+
+def _rate(model: Retriever, settings: Settings) -> float:
+    """Pictures a second, forwards and backwards, of the second of two batches."""
+    device = device_of(settings.hardware.device)
+    model, dtype = model.to(device), autocast_of(settings.hardware, device)
+    image, count = settings.data.image, settings.data.batch_size
+    if device.type != "cuda":
+        count = min(count, TRIED * max(1, round((224 / image) ** 2)))
+    images = torch.randn(count, 3, image, image, device=device)
+    taken = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            vectors = model(images)
+        vectors.square().sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken = time.perf_counter() - began
+    return count / taken
+
+
+def _size_of(records: Records) -> str:
+    seen = records if records.splits is None else records.select(records.splits != "train")
+    part = seen if len(seen) else records
+    return f"{len(part):,} of {len(np.unique(part.labels)):,} classes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

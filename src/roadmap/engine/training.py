@@ -1,0 +1,196 @@
+"""A whole run: from settings to a folder with a chosen model and its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from roadmap.config.settings import SettingError, Settings
+from roadmap.data import Records
+from roadmap.engine.auto import resolve
+from roadmap.engine.display import Display
+from roadmap.engine.hardware import engine_of
+from roadmap.engine.job import Job, job_of
+from roadmap.engine.loop import train
+from roadmap.engine.paths import absolute_paths
+from roadmap.engine.results import Results
+from roadmap.engine.retrievals import show_retrievals
+from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
+from roadmap.engine.stopping import Signals
+from roadmap.engine.watch import NonFiniteError
+from roadmap.models import retriever
+from roadmap.runs import Run
+
+NEAREST = 10  # neighbours of each test picture that are kept
+
+
+def fit(settings: Settings, quiet: bool = False) -> Path:
+    """Trains, chooses an epoch, tests it; the run folder holds everything that came of it.
+
+    Args:
+        settings: of the run; what says "auto" is chosen by the pictures and the hardware.
+        quiet: print nothing.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        Stopped: after Ctrl-C or SIGTERM, with the folder, when what is done is saved.
+    """
+    with Signals() as signals, ExitStack() as at_the_end:
+        settings = absolute_paths(settings)
+        found = records_of(settings.data)
+        records, drawn = division_of(found)
+        settings, reasons = resolve(settings, records)
+        splits = splits_of(records, settings.data, settings.select)
+        check_metric(settings.select, splits)
+        # batches that cannot be made leave no folder behind
+        sampler = sampler_of(splits.train, settings.data, settings.seed)
+        display, fabric = Display(quiet), engine_of(settings.hardware)
+        torch.manual_seed(settings.seed)
+        model = retriever(settings.model, settings.data.image)
+        with signals.later():
+            run = Run.create(settings)
+            at_the_end.callback(run.close)
+            at_the_end.callback(display.close)
+            signals.folder = run.folder
+            _store_division(run, splits.everything, found)
+        display.start(run.folder, settings, splits, [*reasons, *drawn], model, fabric)
+        return _finish(job_of(settings, fabric, splits, sampler, model, run, display, signals))
+
+
+def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path:
+    """Goes on with a run that was stopped, from its last saved state, as if it had not been.
+
+    Where nothing was saved yet, it begins again from the start.
+
+    Args:
+        folder: of the run.
+        epochs: train this many in all, instead of those that the run was started with. The result is that of a run
+            started with so many, so a schedule that is stretched over the whole run (cosine) cannot be lengthened.
+        quiet: print nothing.
+
+    Raises:
+        Stopped: as in `fit`.
+    """
+    with Signals() as signals, ExitStack() as at_the_end:
+        run, display = Run.open(folder), Display(quiet)
+        signals.folder = run.folder
+        at_the_end.callback(run.close)
+        at_the_end.callback(display.close)
+        run.lock()
+        return _finish(_stopped_job(run, epochs, display, signals))
+
+
+def _stopped_job(run: Run, epochs: int | None, display: Display, signals: Signals) -> Job:
+    settings = dataclasses.replace(run.settings(), run=str(run.folder))
+    found = records_of(settings.data)
+    records, changes = run.division(found)
+    records, _ = division_of(records)
+    splits = splits_of(records, settings.data, settings.select)
+    splits = dataclasses.replace(splits, val_given="val" in found.split_names())
+    sampler = sampler_of(splits.train, settings.data, settings.seed)
+    if not run.has_state():
+        _store_division(run, splits.everything, found)
+    longer = settings if epochs is None else _with_epochs(settings, epochs)
+    fabric = engine_of(settings.hardware)
+    torch.manual_seed(settings.seed)
+    # a saved state brings the weights: the file they first came from is not needed again
+    start = dataclasses.replace(settings.model, weights="random") if run.has_state() else settings.model
+    model = retriever(start, settings.data.image)
+    display.start(run.folder, longer, splits, changes, model, fabric)
+    job = job_of(longer, fabric, splits, sampler, model, run, display, signals)
+    if run.has_state():
+        job.load()
+    else:
+        run.forget_after(-1)
+    if longer.epochs != settings.epochs:
+        _check_epochs(job, settings.epochs)
+        with signals.later():
+            run.remove("summary.json")  # it is no longer true
+            run.save_settings(longer)
+    return job
+
+
+def _with_epochs(settings: Settings, epochs: int) -> Settings:
+    if settings.optim.schedule == "cosine" and epochs != settings.epochs:
+        raise SettingError(
+            "epochs",
+            f"epochs={epochs}: the learning rate of this run falls along a cosine to the end of its {settings.epochs} "
+            f"epochs, so a run of {epochs} is another from its first step on; start a new one with epochs={epochs}, "
+            "or one with model.weights=RUN/checkpoints/best.safetensors that begins where this one ended",
+        )
+    return dataclasses.replace(settings, epochs=epochs)
+
+
+def _check_epochs(job: Job, before: int) -> None:
+    done = job.state.step // job.sampler.batches
+    if job.settings.epochs <= done:
+        raise SettingError(
+            "epochs",
+            f"epochs={job.settings.epochs}: the run has trained {done} of its {before} epochs already; give more",
+        )
+
+
+def _store_division(run: Run, division: Records, found: Records) -> None:
+    """Stores the splits where the program drew one: drawn again later, from other pictures, they would be others."""
+    if found.splits is None or not np.array_equal(division.splits, found.splits):  # type: ignore[arg-type]
+        run.save_division(division)
+
+
+def _finish(job: Job) -> Path:
+    """All that is left to do: train, test, write it down."""
+    try:
+        before = _before(job)
+        train(job)
+        tests = job.tests(job.kept, NEAREST)
+    except NonFiniteError as error:
+        job.run.write_json("stopped.json", {"step": error.step, "why": str(error), "pictures": error.pictures})
+        raise
+    except KeyboardInterrupt:
+        if not job.signals.torn:
+            job.save()
+            job.signals.saved = job.position()
+        raise
+    for name, evaluation in tests.items():
+        evaluation.save(job.run.evaluation_file(name))
+    show_retrievals(job, tests)
+    after = {name: evaluation.metrics for name, evaluation in tests.items()}
+    results = Results(before, after, job.state.best, len(job.pictures.skipped))
+    job.run.remove("stopped.json")
+    job.run.write_json("summary.json", _summary(job, results))
+    job.display.finish(job.run, job.settings, job.splits, results)
+    return job.run.folder
+
+
+def _summary(job: Job, results: Results) -> dict[str, Any]:
+    best = results.best
+    return {
+        "before": results.before,
+        "after": results.after,
+        "best epoch": None if best is None else best.epoch,
+        "chosen by": job.settings.select.by,
+        "validation": None if best is None else best.metrics,
+        "epochs": job.settings.epochs,
+        "steps": job.state.step,
+        "training seconds": job.state.seconds,
+        "skipped pictures": results.skipped,
+    }
+
+
+def _before(job: Job) -> dict[str, dict[str, float]]:
+    """The test metrics of the model before training; a resumed run finds them in its log."""
+    logged = [line for line in job.run.history() if line["kind"] == "before"]
+    if logged:
+        tests = logged[0]["metrics"].items()
+        return {name: {k: math.nan if v is None else v for k, v in values.items()} for name, values in tests}
+    before = {name: evaluation.metrics for name, evaluation in job.tests(job.current).items()}
+    job.run.log("before", 0, {"metrics": before})
+    job.display.before(job.settings, before)
+    return before

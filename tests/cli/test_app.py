@@ -1,0 +1,72 @@
+"""The command itself: its version, its help, its other name, and how soon it says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from roadmap import __version__
+from roadmap.cli.app import app
+
+SOURCE = Path(__file__).parents[2] / "src"
+ALONE = """
+import sys
+from typer.testing import CliRunner
+from roadmap.cli.app import app
+result = CliRunner().invoke(app, sys.argv[1:])
+print(result.exit_code, "torch" in sys.modules, result.stderr.strip())
+"""
+
+
+def python(*arguments: str, folder: Path | None = None) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"roadmap {__version__}\n")
+    assert python("-m", "roadmap", "--version") == f"roadmap {__version__}"
+
+
+@pytest.mark.parametrize("verb", [[], ["embed"], ["evaluate"], ["data"], ["data", "check"], ["train"]])
+def test_both_ways_to_ask_for_help(verb: list[str]) -> None:
+    short, long = (CliRunner().invoke(app, [*verb, option]) for option in ("-h", "--help"))
+    assert short.exit_code == long.exit_code == 0
+    assert short.output == long.output
+    assert len(short.output) > 200
+
+
+def test_without_a_verb_the_help_is_shown() -> None:
+    assert "evaluate" in python("-m", "roadmap", "--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["embed", "absent/run", "--out", "v.npz"], "there is no run folder or checkpoint absent/run"),
+        (["embed", ".", "--out", "v.txt"], "--out v.txt must end in .npz or .safetensors"),
+        (["evaluate", "."], ". is not a run: it has no config.yaml"),
+        (["evaluate", "resnet50"], "--data is missing: which pictures?"),
+        (["evaluate", "resnet50", "--data", "cup"], "unknown dataset 'cup', did you mean 'cub'?"),
+        (["evaluate", "resnet50", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech"),
+        (["evaluate", "resnet50", "--data", "cub", "--root", "absent"], "absent is not a folder or a file that exists"),
+        (["evaluate", "resnet50", "--data", "glyphs", "--precision", "8"], "--precision must be one of auto, 32, bf16"),
+        (["evaluate", "resnet50", "--data", "glyphs", "--ks", "one"], "--ks must be whole numbers with commas between"),
+        (["evaluate", "v.npz", "--page", "p.html"], "--page cannot be used: v.npz holds vectors"),
+        (["evaluate", "v.npz", "--memory", "much"], "--memory must be a number with B, KB, MB or GB"),
+    ],
+)
+def test_what_can_be_told_at_once_is(arguments: list[str], said: str, tmp_path: Path) -> None:
+    """torch takes two seconds to import; a misspelt name does not wait for it."""
+    found = python("-c", ALONE, *arguments, folder=tmp_path)
+    assert found.startswith("1 False error: ")
+    assert said in found

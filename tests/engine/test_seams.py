@@ -1,0 +1,102 @@
+"""The seams of a step: other passes through the model and other comparisons fit, and nothing else changes for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from roadmap.config.settings import HardwareSettings, ModelSettings, OptimSettings
+from roadmap.data import Batch
+from roadmap.engine.comparing import BatchAlone, Compare
+from roadmap.engine.hardware import engine_of
+from roadmap.engine.optimiser import optimiser, schedule
+from roadmap.engine.passes import OnePass, Passes
+from roadmap.engine.state import TrainState
+from roadmap.engine.step import Parts, step
+from roadmap.losses import ROADMAP
+from roadmap.models import retriever
+
+from .test_step import batches
+
+
+class TwoPasses:
+    """A batch in chunks: embedded without a graph, then, once the loss's gradient is known, again with one."""
+
+    def __init__(self, fabric: Fabric, model: nn.Module, chunk: int) -> None:
+        self.fabric, self.model, self.chunk = fabric, model, chunk
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def embed(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            found = torch.cat([self.model(some) for some in images.split(self.chunk)])
+        self._last = images, found.requires_grad_()
+        return found
+
+    def pull_back(self, loss: Tensor) -> None:
+        assert self._last is not None
+        images, embeddings = self._last
+        (gradient,) = torch.autograd.grad(loss, embeddings)
+        for some, pull in zip(images.split(self.chunk), gradient.split(self.chunk), strict=True):
+            self.fabric.backward((self.model(some) * pull).sum())
+
+
+class WithMemory:
+    """The batch searches itself and what came before it, which does not move."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        self.loss, self.kept = loss, list[tuple[Tensor, Tensor]]()
+
+    def __call__(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        gallery = torch.cat([embeddings, *(vectors for vectors, _ in self.kept)])
+        names = torch.cat([labels, *(known for _, known in self.kept)])
+        self.kept.append((embeddings.detach(), labels))
+        value: Tensor = self.loss(embeddings, labels, ref_emb=gallery, ref_labels=names)
+        return value
+
+
+def trained(passes: Any, compare: Compare, precision: str = "32") -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and weights after five steps; frozen statistics, so that chunks are normalised as the whole is."""
+    torch.manual_seed(0)
+    model = retriever(ModelSettings(pooling="max", dim=8, freeze_batch_norm=True), 16)
+    settings, fabric = OptimSettings(name="sgd", lr=0.1), engine_of(HardwareSettings(device="cpu", precision=precision))
+    optimizer = optimiser(model, nn.Identity(), settings, fused=False)
+    state = TrainState(model, optimizer)
+    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
+    wrapped.train()
+    made: Passes = passes(fabric, wrapped)
+    parts = Parts(fabric, wrapped, wrapped_optimizer, made, compare, schedule(settings, 3, 2))
+    outcomes = [step(state, batch, parts) for batch in batches()]
+    return [float(outcome.numbers[0]) for outcome in outcomes], dict(model.state_dict())
+
+
+@pytest.mark.parametrize("chunk", [8, 3])
+def test_two_passes_in_chunks_are_one_pass(chunk: int) -> None:
+    losses, weights = trained(OnePass, BatchAlone(ROADMAP()))
+    others, alike = trained(lambda fabric, model: TwoPasses(fabric, model, chunk), BatchAlone(ROADMAP()))
+    assert others == pytest.approx(losses, rel=1e-4)
+    for name, value in weights.items():
+        torch.testing.assert_close(alike[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_memory_is_another_comparison() -> None:
+    memory = WithMemory(ROADMAP(include_self=False))
+    losses, _ = trained(OnePass, memory)
+    alone, _ = trained(OnePass, BatchAlone(ROADMAP()))
+    assert len(memory.kept) == len(losses) == 5
+    assert losses[1:] != alone[1:]
+    assert not any(vectors.requires_grad for vectors, _ in memory.kept)
+
+
+def test_the_loss_that_is_logged_is_the_one_that_was_compared() -> None:
+    class Constant:
+        def __call__(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            return embeddings.sum() * 0 + 0.25
+
+    losses, weights = trained(OnePass, Constant())
+    assert losses == [0.25] * 5
+    assert isinstance(batches()[0], Batch)
+    assert all(value.isfinite().all() for value in weights.values())
