@@ -62,7 +62,13 @@ def floors() -> list[list[str]]:
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str) -> None:
     shape = FancyBboxPatch(
-        (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.08", facecolor=colour, edgecolor=EDGE, linewidth=0.8
+        (x, y),
+        width,
+        height,
+        boxstyle="round,pad=0,rounding_size=0.08",
+        facecolor=colour,
+        edgecolor=EDGE,
+        linewidth=0.8,
     )
     axes.add_patch(shape)
 

@@ -38,7 +38,7 @@ def unit_queries_and_gallery(queries: Vectors, gallery: Vectors, name: str = "ga
     if q.device != g.device:
         raise ValueError(f"queries are on {q.device} and the {name} on {g.device}; move them to one device")
     dtype = torch.float64 if torch.float64 in (q.dtype, g.dtype) else torch.float32
-    return _unit_rows(q, "queries", dtype), _normalised(g, name, dtype)
+    return _unit_rows(q, "queries", dtype), _unit_rows(g, name, dtype)
 
 
 def _checked_vectors(vectors: Vectors, name: str) -> Tensor:
