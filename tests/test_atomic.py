@@ -115,10 +115,13 @@ def test_one_writer_waits_for_the_other(tmp_path: Path) -> None:
         assert first.stdout is not None
         assert first.stdout.readline() == "mine\n"
         with holding(tmp_path) as second:
+            assert second.stdin is not None
             assert second.stderr is not None
+            second.stdin.write("go\n")
+            second.stdin.flush()
             assert "another process writes to" in second.stderr.readline()
             first.kill()  # the system lets go of the lock
-            assert second.communicate("go\n")[0] == "mine\n"
+            assert second.communicate()[0] == "mine\n"
 
 
 def test_a_writer_that_has_finished_lets_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import hashlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from PIL import Image
 from roadmap.data.batches.samplers import CategoryPairs
 from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
-from roadmap.data.datasets.glyphs import FACES, FEWEST_PICTURES, export, glyph_records, script
+from roadmap.data.datasets.glyphs import FACES, FEWEST_PICTURES, RECORDS, _characters, export, glyph_records, script
 from roadmap.data.pictures.packs import Pack, fresh_pack
+from roadmap.data.records import Records
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,74 @@ def test_a_damaged_pack_is_drawn_again(records, folder, tmp_path):
     shard.write_bytes(shard.read_bytes()[:1000])
     assert glyph_records(copy).paths == records.paths
     assert Pack.open(copy).nbytes == Pack.open(folder).nbytes
+
+
+DAMAGE = {
+    "no records": lambda folder: (folder / RECORDS).unlink(),
+    "half of the records": lambda folder: (folder / RECORDS).write_bytes((folder / RECORDS).read_bytes()[:1000]),
+    "empty records": lambda folder: (folder / RECORDS).write_bytes(b""),
+    "records of something else": lambda folder: (folder / RECORDS).write_text('{"name": "other"}'),
+    "records of other pictures": lambda folder: cut_records(folder),
+    "no pack": lambda folder: (folder / "pack.json").unlink(),
+    "half of the pack's index": lambda folder: (folder / "pack.json").write_text('{"format": "roadmap-'),
+    "no pixels": lambda folder: next(folder.glob("pixels-*.u8")).unlink(),
+}
+
+
+def cut_records(folder):
+    Records.load(folder / RECORDS).select([0, 1, 2]).save(folder / RECORDS)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_is_half_there_is_drawn_again(name, tmp_path, monkeypatch):
+    few = {face: frozenset(c for c in _characters(face) if c < 0x100) for face in FACES}
+    monkeypatch.setattr("roadmap.data.datasets.glyphs._characters", few.get)
+    first = glyph_records(tmp_path)
+    size = Pack.open(tmp_path).nbytes
+    DAMAGE[name](tmp_path)
+    again = glyph_records(tmp_path)
+    assert again.as_dict() == first.as_dict()
+    assert Pack.open(tmp_path).of(again).nbytes == size
+    monkeypatch.setattr("roadmap.data.datasets.glyphs._distinct", None)  # drawn once, not every time
+    assert glyph_records(tmp_path).paths == first.paths
+
+
+DRAW = """
+import sys
+from pathlib import Path
+import roadmap.data.datasets.glyphs as module
+
+module._characters = lambda face, all=module._characters: frozenset(c for c in all(face) if c < 0x180)
+if sys.argv[2] == "die":  # after the pictures, in the middle of the records
+    import os
+    Path.write_text = lambda path, text: (path.write_bytes(text.encode()[:500]), os.kill(os.getpid(), 9))
+records = module.glyph_records(Path(sys.argv[1]))
+print(len(records), records.splits.tolist().count("test"))
+"""
+
+
+def drawing(folder, *arguments):
+    command = [sys.executable, "-c", DRAW, str(folder), *(arguments or ["live"])]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_kill_in_the_middle_is_mended_by_the_next_call(tmp_path):
+    killed = drawing(tmp_path, "die")
+    killed.communicate()
+    assert killed.returncode == -9
+    assert not (tmp_path / RECORDS).exists()
+    said, errors = drawing(tmp_path).communicate()
+    assert int(said.split()[0]) > 1_000, errors
+    assert Pack.open(tmp_path).keys == Records.load(tmp_path / RECORDS).paths
+
+
+def test_processes_that_draw_at_once_do_not_harm_each_other(tmp_path):
+    processes = [drawing(tmp_path) for _ in range(3)]
+    answers = [process.communicate() for process in processes]
+    assert len({said for said, _ in answers}) == 1, answers
+    assert all(process.returncode == 0 for process in processes), answers
+    assert Pack.open(tmp_path).keys == Records.load(tmp_path / RECORDS).paths
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
 def test_export_writes_png_files_that_read_as_a_folder(records, folder, tmp_path):

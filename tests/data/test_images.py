@@ -222,21 +222,6 @@ def test_a_folder_is_no_picture(tmp_path):
         picture(tmp_path)
 
 
-@pytest.mark.parametrize("size", [(2, 20_000), (20_000, 2), (1, 101)])
-def test_needles_are_refused_before_decoding(size, tmp_path):
-    Image.new("RGB", size).save(tmp_path / "a.png")
-    with pytest.raises(PictureError, match=f"{size[0]} x {size[1]} pixels: one side is more than 100 times the other"):
-        picture(tmp_path / "a.png")
-
-
-def test_the_shape_that_counts_is_that_of_the_box(tmp_path):
-    Image.new("RGB", (2, 1_000)).save(tmp_path / "needle.png")
-    assert picture(tmp_path / "needle.png", (0, 0, 2, 200)).shape == (200, 2, 3)
-    Image.new("RGB", (300, 300)).save(tmp_path / "square.png")
-    with pytest.raises(PictureError, match="300 x 1 pixels: one side is more than 100 times"):
-        picture(tmp_path / "square.png", (0, 4, 300, 5))
-
-
 HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic" + bytes(40)
 
 

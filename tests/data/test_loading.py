@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -90,7 +92,7 @@ def test_files_and_pack_deliver_the_same_batches(workers, records, pictures):
 def test_resuming_gives_the_batches_that_were_to_come(records, pictures):
     def batches(position):
         sampler = MPerClass(records.labels, 6, 3, 4)
-        sampler.position = position
+        sampler.seek(position)
         loaded = training_batches(records, sampler, CROP, pictures, seed=5)
         return sampler, [batch for _ in range(2) for batch in loaded]
 
@@ -153,12 +155,90 @@ def test_a_picture_that_cannot_be_decoded_is_raised_or_skipped_and_counted(packe
     assert batches.skipped == {records.paths[4]: "not a picture that Pillow can read"}
 
 
-def test_a_batch_whose_pictures_are_all_skipped_is_empty(records):
+def pictures_of(records, packed):
+    return pack(records, 256, workers=0, on_error="skip", progress=False) if packed else None
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_evaluation_goes_on_after_a_batch_that_cannot_be_read(packed, records):
+    for i in range(5, 10):
+        records.path(i).write_bytes(b"x")
+    batches = evaluation_batches(records, CentreCrop(16, 20), 5, pictures_of(records, packed), on_error="skip")
+    assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2, 3, 4], [10, 11, 12]]
+    assert set(batches.skipped) == set(records.paths[5:10])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_training_takes_the_next_batch_in_place_of_one_that_cannot_be_read(packed, records):
+    """The steps of an epoch keep their number, and so does every rank: none waits for one that has nothing."""
+    whole = MPerClass(records.labels, 3, 3, 4).epoch_batches(0)
+    for i in whole[1]:
+        records.path(int(i)).write_bytes(b"x")
+    sampler = MPerClass(records.labels, 3, 3, 4)
+    batches = training_batches(records, sampler, CROP, pictures_of(records, packed), workers=1, on_error="skip")
+    found = []
+    for number, batch in enumerate(batches, start=1):
+        found.append(batch.indices.tolist())
+        assert sampler.position == number
+        assert batch.labels.tolist() == records.labels[batch.indices.numpy()].tolist()
+        assert len(batch.images) == 3
+    assert found == [whole[0].tolist(), whole[2].tolist(), whole[2].tolist(), whole[3].tolist()]
+    assert set(batches.skipped) == {records.paths[i] for i in whole[1]}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_training_finds_the_only_picture_that_can_be_read(packed, records):
+    sampler = MPerClass(records.labels, 3, 3, 1)
+    unseen = next(i for i in range(13) if i not in sampler.epoch_batches(0))
+    for i in range(13):
+        if i != unseen:
+            records.path(i).write_bytes(b"x")
+    batches = training_batches(records, sampler, CROP, pictures_of(records, packed), workers=0, on_error="skip")
+    (batch,) = batches
+    assert batch.indices.tolist() == [unseen]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_where_nothing_can_be_read_it_is_said(packed, records):
     for i in range(13):
         records.path(i).write_bytes(b"x")
-    for source in (None, pack(records, 256, workers=0, on_error="skip", progress=False)):
-        (batch,) = evaluation_batches(records, CentreCrop(16, 20), 13, source, workers=0, on_error="skip")
-        assert batch.images.shape[0] == len(batch.labels) == 0
+    pictures = pictures_of(records, packed)
+    words = rf"none of the 13 pictures of pictures could be decoded; the first is .*{records.paths[0]}: not a picture"
+    with pytest.raises(ValueError, match=words):
+        list(evaluation_batches(records, CentreCrop(16, 20), 4, pictures, workers=0, on_error="skip"))
+    with pytest.raises(ValueError, match=words):
+        list(training_batches(records, MPerClass(records.labels, 6, 3), CROP, pictures, workers=0, on_error="skip"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_picture_that_cannot_be_read_is_counted_once(packed, workers, records, tmp_path):
+    """Two boxes of one file are two pictures; a picture that is met often is one."""
+    boxes = np.full((13, 4), np.nan)
+    boxes[[2, 3]] = [[0, 0, 9, 9], [5, 5, 20, 20]]
+    paths = (*records.paths[:3], records.paths[2], *records.paths[4:])
+    cut = dataclasses.replace(records, paths=paths, boxes=boxes, crop=True)
+    for i in (2, 7):
+        cut.path(i).write_bytes(b"x")
+    pictures = pack(cut, 256, tmp_path / "p", 0, "skip", False) if packed else None
+    batches = training_batches(cut, MPerClass(cut.labels, 6, 3), CROP, pictures, workers=workers, on_error="skip")
+    for _ in range(4):
+        assert all(len(batch.images) for batch in batches)
+    testing = evaluation_batches(cut, CentreCrop(16, 20), 5, pictures, workers=workers, on_error="skip")
+    list(testing)
+    file = records.paths[2]
+    assert set(batches.skipped) == set(testing.skipped) == {f"{file}#0,0,9,9", f"{file}#5,5,20,20", records.paths[7]}
+
+
+def test_a_pack_knows_what_was_skipped_before_it_is_met(records):
+    records.path(12).write_bytes(b"x")
+    sampler = MPerClass(records.labels, 3, 3, 1)
+    assert 12 not in sampler.epoch_batches(0)
+    pictures = pictures_of(records, True)
+    batches = training_batches(records, sampler, CROP, pictures, on_error="skip")
+    list(batches)
+    assert batches.skipped == {records.paths[12]: "not a picture that Pillow can read"}
+    list(training_batches(records, sampler, CROP, pictures))  # and raises nothing for what nobody asked for
 
 
 def test_what_is_refused_says_why(records, pictures):

@@ -80,7 +80,7 @@ def test_ranks_take_slices_of_one_global_batch(setting, world_size, epoch):
     shares = []
     for rank in range(world_size):
         sampler = MPerClass(labels, batch_size, per_class, batches, seed, world_size, rank)
-        sampler.position = epoch * batches
+        sampler.seek(epoch * batches)
         shares.append(np.asarray(list(sampler)))
     np.testing.assert_array_equal(np.concatenate(shares, axis=1), alone.epoch_batches(epoch))
 
@@ -99,7 +99,7 @@ def test_a_number_resumes_exactly(setting, stop):
                 break
     assert first.position == stop
     resumed = MPerClass(labels, batch_size, per_class, batches, seed)
-    resumed.position = first.position
+    resumed.seek(first.position)
     assert seen + list(resumed) == sequence[: stop + batches - stop % batches]
 
 
@@ -169,7 +169,7 @@ def test_pairs_come_in_another_order_every_epoch_and_resume():
     sampler = CategoryPairs(labels, labels // 24 * 0 + labels // 6, 2, 2, 3)
     assert sampler.epoch_pairs(0) != sampler.epoch_pairs(1)
     whole = [batch for _ in range(2) for batch in sampler]
-    sampler.position = 7
+    sampler.seek(7)
     assert list(sampler) == whole[7:18]
     assert sampler.position == 18
     assert list(sampler) == whole[18:]
@@ -204,3 +204,16 @@ def test_sop_as_in_the_paper(outside_data):
 def test_what_is_refused_says_why(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    "sampler", [MPerClass(np.arange(8) // 2, 4, 2), CategoryPairs(np.arange(8) // 2, np.arange(8) // 4, 2, 2)]
+)
+def test_one_way_to_say_where_a_run_stands(sampler):
+    sampler.seek(3)
+    assert sampler.position == 3
+    with pytest.raises(AttributeError):
+        sampler.position = 4
+    with pytest.raises(ValueError, match="a position is a number of batches handed out, got -1"):
+        sampler.seek(-1)
+    assert sampler.position == 3

@@ -267,11 +267,11 @@ def test_a_file_system_without_second_names(tmp_path: Path, monkeypatch: pytest.
 
 def test_states_from_before_there_were_checksums_are_read(tmp_path: Path) -> None:
     values = some(steps=3).state_dict()
-    del values["judged"], values["loss"]
+    del values["judged"], values["loss"], values["losses"]
     torch.save({"format": "roadmap-train-state", "version": 1, **values}, tmp_path / "last.pt")
     loaded = some(steps=0)
     loaded.load(tmp_path / "last.pt")
-    assert (loaded.step, loaded.judged, loaded.loss) == (3, 3, 0.0)
+    assert (loaded.step, loaded.judged, loaded.loss, loaded.losses) == (3, 3, 0.0, 0)
 
 
 def test_a_checksum_cannot_be_taken_away(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from roadmap.data.randomness import permutation
+from roadmap.atomic import whole_file
+from roadmap.data.drawing import drawn_classes, drawn_pictures
 
 UNLABELLED = -1
 SPLITS = ("train", "val", "test", "query", "gallery")
@@ -155,36 +156,52 @@ class Records:
         return self.split("test"), None
 
     def split_by_class(self, test: float = 0.5, seed: int = 0) -> Records:
-        """Open-set splits: whole classes go to "train" or "test", drawn within each category.
+        """Open-set splits: whole classes go to "train" or "test", drawn by the hash of their names.
+
+        A class that is added, renamed or removed moves no other (`roadmap.data.drawing`).
 
         Args:
-            test: fraction of the classes that go to the test set, strictly between 0 and 1.
-            seed: the draw is a pure function of it and of the labels.
+            test: share of the classes that go to the test set, about; strictly between 0 and 1.
+            seed: another one is another draw.
         """
-        held = self._drawn_classes(np.ones(len(self), bool), test, seed)
+        held = self._drawn_labels(self.labels != UNLABELLED, test, "test", seed)
         return dataclasses.replace(self, splits=np.where(np.isin(self.labels, held), "test", "train"))
 
     def hold_out_classes(self, fraction: float = 0.1, seed: int = 0) -> Records:
-        """Moves a fraction of the training classes to "val", to choose models without the test set."""
-        splits = self._named_splits()
-        held = self._drawn_classes(splits == "train", fraction, seed)
-        moved = np.isin(self.labels, held) & (splits == "train")
-        return dataclasses.replace(self, splits=np.where(moved, "val", splits))
+        """Moves about a fraction of the training classes to "val", to choose models without the test set.
 
-    def _drawn_classes(self, among: NDArray[np.bool_], fraction: float, seed: int) -> Ints:
-        if not 0 < fraction < 1:
-            raise ValueError(f"the fraction of classes must be strictly between 0 and 1, got {fraction}")
-        labels, first = np.unique(self.labels[among], return_index=True)
+        Drawn as by `split_by_class`, at least 2 of them where there are 4.
+        """
+        splits = self._named_splits()
+        train = splits == "train"
+        held = self._drawn_labels(train & (self.labels != UNLABELLED), fraction, "val", seed)
+        return dataclasses.replace(self, splits=np.where(np.isin(self.labels, held) & train, "val", splits))
+
+    def split_within_classes(self, test: float = 0.2, fewest: int = 4, seed: int = 0) -> Records:
+        """Closed-set splits: of every class some pictures go to "test", at least 2, drawn by the hash of their paths.
+
+        Args:
+            test: share of the pictures of a class, strictly between 0 and 1.
+            fewest: a class with fewer pictures stays in "train" whole.
+            seed: another one is another draw.
+        """
+        _check_fraction(test, "pictures")
+        splits = np.full(len(self), "train", dtype="<U7")
+        for label in np.unique(self.labels[self.labels != UNLABELLED]):
+            members = np.flatnonzero(self.labels == label)
+            if len(members) >= fewest:
+                drawn = drawn_pictures([self.paths[i] for i in members], test, "test", seed)
+                splits[members[drawn]] = "test"
+        return dataclasses.replace(self, splits=splits)
+
+    def _drawn_labels(self, among: NDArray[np.bool_], fraction: float, purpose: str, seed: int) -> Ints:
+        _check_fraction(fraction, "classes")
+        labels = np.unique(self.labels[among])
         if len(labels) < 2:
             raise ValueError(f"splitting by class needs at least 2 classes, {self.name} has {len(labels)}")
-        order = labels[permutation(len(labels), seed, len(labels))]
-        if self.categories is not None:  # every category keeps its share in both halves
-            category = dict(zip(labels.tolist(), self.categories[among][first].tolist(), strict=True))
-            order = order[np.argsort([category[label] for label in order.tolist()], kind="stable")]
-        # spread evenly over the sorted order: position i is held when i * fraction crosses an integer
-        steps = np.floor(np.arange(1, len(order) + 1) * fraction + 1e-9)
-        held: Ints = order[np.diff(steps, prepend=0.0) > 0]
-        return held if len(held) else np.asarray(order[:1], dtype=np.int64)
+        names = [self.class_names[label] if self.class_names else str(label) for label in labels.tolist()]
+        held: Ints = labels[drawn_classes(names, fraction, purpose, seed)]
+        return held
 
     def singletons(self) -> Ints:
         """Labels with a single picture: as queries they have no positive, in training they teach little."""
@@ -218,13 +235,26 @@ class Records:
         return cls(**fields)
 
     def save(self, path: Path) -> None:
-        """Writes JSON; NaN boxes are written as NaN, which Python's JSON reads back."""
-        Path(path).write_text(json.dumps(self.as_dict()))
+        """Writes JSON, whole or not at all; NaN boxes are written as NaN, which Python's JSON reads back."""
+        with whole_file(Path(path)) as temporary:
+            Path(temporary).write_text(json.dumps(self.as_dict()))
 
     @classmethod
     def load(cls, path: Path) -> Records:
-        """Reads what `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: naming the file, when it holds something else or is damaged.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"{path} does not hold records ({error})") from error
+
+
+def _check_fraction(fraction: float, what: str) -> None:
+    if not 0 < fraction < 1:
+        raise ValueError(f"the fraction of {what} must be strictly between 0 and 1, got {fraction}")
 
 
 def split_named(name: str) -> str | None:

@@ -211,7 +211,7 @@ def _choose_batches(choice: _Choice) -> None:
         return
     sizes = class_sizes(choice.records)
     holds_out = select.by == "held_out" and "val" not in choice.records.split_names()
-    spare = len(sizes) - (held_out_classes(len(sizes), select.fraction) if holds_out else 0)
+    spare = len(sizes) - (held_out_classes(choice.records, select.fraction) if holds_out else 0)
     why = f"{len(sizes)} training classes of {int(np.median(sizes))} pictures (median)"
     per_class = (4 if np.median(sizes) >= 4 else 2) if choice.free("data.per_class") else data.per_class
     batch = per_class * max(1, min(max(2, 128 // per_class), spare))

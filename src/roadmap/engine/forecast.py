@@ -17,7 +17,8 @@ from roadmap.models import Retriever
 from roadmap.models.network import untrained_retriever
 
 TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
-BYTES_PER_WEIGHT = 20  # in checkpoints: twice the weights and Adam's two moments in last.pt, the best weights
+# in checkpoints: twice the weights and Adam's two moments in last.pt, the same in previous.pt, the best weights
+BYTES_PER_WEIGHT = 36
 
 
 @dataclass(frozen=True)

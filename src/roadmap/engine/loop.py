@@ -18,7 +18,7 @@ LOGGED = 20  # steps of an epoch that are logged, at most: a line costs the host
 def train(job: Job) -> None:
     """All that is left of a run's epochs, from wherever its state stands."""
     state, length = job.state, job.sampler.batches
-    job.sampler.position = state.step
+    job.sampler.seek(state.step)
     batches = job.pictures.training(job.splits.train, job.sampler)
     watch = Watch(job.splits.train, scaled=state.scaler is not None)
     job.display.training(job.settings.epochs, state.step, length, job.settings.data.batch_size)
@@ -38,7 +38,7 @@ def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
     began = time.monotonic()
     pace, length = Pace(began), len(batches)
     if job.state.step % length == 0:
-        job.state.loss = 0.0
+        job.state.loss, job.state.losses = 0.0, 0
     job.parts.model.train()
     with job.signals.later():
         for batch in batches:
@@ -71,6 +71,7 @@ def _note(job: Job, reading: Reading | None, pace: Pace, length: int) -> None:
         return
     pace.add(reading)
     job.state.loss += reading.loss
+    job.state.losses += 1
     job.display.step(reading.loss, reading.pictures)
     within = 1 + (reading.step - 1) % length
     if within % -(-length // LOGGED) == 0 or within == length:
@@ -99,7 +100,8 @@ def _judge(job: Job, epoch: int) -> None:
             job.state.best = Best(epoch, values[select.metric] if judged else 0.0, values)
             job.kept.load_state_dict(job.current.state_dict())
         job.state.judged = job.state.step
-        job.display.epoch(epoch, job.state.loss / job.sampler.batches, split, values, better)
+        mean = job.state.loss / job.state.losses if job.state.losses else math.nan
+        job.display.epoch(epoch, mean, split, values, better)
 
 
 def _at_least(value: float, than: float) -> bool:

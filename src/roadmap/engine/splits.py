@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from roadmap.config.settings import DataSettings, SelectSettings
 from roadmap.data import UNLABELLED, CategoryPairs, MPerClass, Records, dataset
-from roadmap.data.randomness import permutation
 from roadmap.evaluation import merits
 from roadmap.names import did_you_mean
 
@@ -49,7 +47,10 @@ def records_of(data: DataSettings) -> Records:
 
 
 def division_of(records: Records) -> tuple[Records, list[str]]:
-    """Pictures of one's own with a test set, drawn where they came without splits; and the reason, a sentence."""
+    """Pictures of one's own with a test set, drawn where they came without splits; and the reason, a sentence.
+
+    Drawn by names: a class or picture that is added moves no other, or next to none.
+    """
     if records.splits is not None:
         return records, []
     labels, sizes = np.unique(records.labels, return_counts=True)
@@ -60,12 +61,8 @@ def division_of(records: Records) -> tuple[Records, list[str]]:
         )
     if (classes := int((sizes > 1).sum())) >= MANY_CLASSES:
         return _test_classes(records, classes)
-    splits = np.full(len(records), "train", dtype="<U5")
-    for label in labels[sizes >= FEWEST_TO_SHARE]:
-        members = np.flatnonzero(records.labels == label)
-        shuffled = members[permutation(len(members), 0, int(label))]
-        splits[shuffled[: max(2, round(TEST_SHARE * len(members)))]] = "test"
-    if not (splits == "test").any():
+    drawn = records.split_within_classes(TEST_SHARE, FEWEST_TO_SHARE)
+    if "test" not in drawn.split_names():
         raise ValueError(
             f"{records.root}: every one of its {len(labels)} classes has fewer than {FEWEST_TO_SHARE} pictures, "
             "too few to test on; add pictures, or lay them out below train/ and test/"
@@ -74,7 +71,7 @@ def division_of(records: Records) -> tuple[Records, list[str]]:
         f"test set: a fifth of the pictures of each of the {classes} classes, at least 2 (with {MANY_CLASSES} classes "
         "or more, whole classes would be held out)"
     )
-    return dataclasses.replace(records, splits=splits), [reason]
+    return drawn, [reason]
 
 
 def _test_classes(records: Records, classes: int) -> tuple[Records, list[str]]:
@@ -137,9 +134,12 @@ def _check_classes(records: Records) -> None:
         )
 
 
-def held_out_classes(classes: int, fraction: float) -> int:
-    """How many of the training classes are held out for choosing the epoch."""
-    return max(FEWEST_HELD, math.floor(classes * fraction + 1e-9))
+def held_out_classes(records: Records, fraction: float) -> int:
+    """How many of the training classes would be held out for choosing the epoch; 0 where they are too few for that."""
+    teaching = records.select(_useful(records)[0])
+    if _classes(teaching) < 2 * FEWEST_HELD:
+        return 0
+    return len(np.unique(teaching.hold_out_classes(fraction).split("val").labels))
 
 
 def _with_validation(records: Records, useful: NDArray[np.bool_], select: SelectSettings) -> Records:
@@ -152,7 +152,7 @@ def _with_validation(records: Records, useful: NDArray[np.bool_], select: Select
         )
     assert records.splits is not None
     splits = records.splits.copy()
-    splits[useful] = teaching.hold_out_classes(held_out_classes(count, select.fraction) / count).splits
+    splits[useful] = teaching.hold_out_classes(select.fraction).splits
     return dataclasses.replace(records, splits=splits)
 
 

@@ -48,7 +48,8 @@ class TrainState:
         step: optimiser steps taken; also the sampler's position, from which epoch, batches and crops follow.
         judged: the step after which an epoch was last judged; behind `step` in the middle of an epoch, and where the
             run was stopped between an epoch and its judgement.
-        loss: sum of the losses of the epoch that is under way.
+        loss: sum of the losses of the epoch that is under way, and
+        losses: how many they are.
         seconds: that training took so far, evaluations not counted.
         best: the epoch chosen so far.
         parts: whatever else changes, by name: a loss with weights, the pictures that could not be read.
@@ -62,6 +63,7 @@ class TrainState:
     step: int = 0
     judged: int = 0
     loss: float = 0.0
+    losses: int = 0
     seconds: float = 0.0
     best: Best | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class TrainState:
             "step": self.step,
             "judged": self.judged,
             "loss": self.loss,
+            "losses": self.losses,
             "seconds": self.seconds,
             "best": None if self.best is None else asdict(self.best),
             "stateful": {name: part.state_dict() for name, part in self._stateful().items()},
@@ -94,10 +97,9 @@ class TrainState:
                     "was started with, or start a new one"
                 ) from error
         self.step, self.seconds = values["step"], values["seconds"]
-        self.judged, self.loss = (
-            values.get("judged", self.step),
-            values.get("loss", 0.0),
-        )  # once saved after epochs only
+        # states were once saved after epochs alone
+        self.judged = values.get("judged", self.step)
+        self.loss, self.losses = values.get("loss", 0.0), values.get("losses", 0)
         self.best = None if values["best"] is None else Best(**values["best"])
         _set_random_state(values["random"])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from roadmap.progress import bar
 from roadmap.toy.courses import FAINT, LOSSES, OPTIMIZERS, Course, course
 from roadmap.toy.picture import draw
 
@@ -53,27 +54,6 @@ def findings(courses: dict[str, Course]) -> list[str]:
     ]
 
 
-class Progress:
-    """One line that is rewritten in place; silent where the output is not a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self.name = ""
-        self.done = 0
-        self.total = total
-        self.shown = sys.stderr.isatty()
-
-    def advance(self) -> None:
-        self.done += 1
-        if self.shown:
-            filled = 30 * self.done // self.total
-            bar = "█" * filled + "░" * (30 - filled)
-            print(f"\r{bar} {100 * self.done // self.total:>3}%  {self.name:<12}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self.shown:
-            print("\r" + " " * 52 + "\r", end="", file=sys.stderr, flush=True)
-
-
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m roadmap.toy", description="Optimise free embeddings of a hard toy set under each loss."
@@ -99,12 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     torch.set_num_threads(1)  # tensors this small only lose by being shared out
     seeds = range(options.seed, options.seed + options.seeds)
-    progress = Progress(len(LOSSES) * len(seeds) * options.epochs)
     courses = {}
-    for name in LOSSES:
-        progress.name = name
-        courses[name] = course(name, seeds, options.epochs, options.learning_rate, progress.advance, options.optimizer)
-    progress.clear()
+    with bar(len(LOSSES) * len(seeds) * options.epochs, "training", " epochs", leave=False) as shown:
+        for name in LOSSES:
+            shown.name(name)
+            courses[name] = course(name, seeds, options.epochs, options.learning_rate, shown.update, options.optimizer)
     picture = options.out / "toy.png"
     draw(courses, picture)
     print(table(courses))

@@ -87,7 +87,7 @@ class RandomCrop:
         else:
             square = np.full_like(heights, _GRID)
             rows, columns = self._boxes(square, square, draws)
-            rows, columns = _unsqueezed(rows, heights), _unsqueezed(columns, widths)
+            rows, columns = _in_pixels(rows, heights), _in_pixels(columns, widths)
         return Windows(self._axis(*rows), self._axis(*columns), draws[:, -1] < self.flip)
 
     def _boxes(self, heights: Ints, widths: Ints, draws: Floats) -> tuple[Span, Span]:
@@ -122,7 +122,7 @@ class RandomCrop:
         return np.stack([start, length, np.full_like(start, self.size), np.zeros_like(start)], axis=1)
 
 
-def _unsqueezed(span: Span, lengths: Ints) -> Span:
+def _in_pixels(span: Span, lengths: Ints) -> Span:
     """Start and length on the grid, in whole pixels of axes of these lengths."""
     start, length = span
     first = np.minimum(np.rint(start * lengths / _GRID).astype(np.int64), lengths - 1)

@@ -61,7 +61,7 @@ def _usable(order: Order, pack: Pack) -> tuple[Order, dict[int, str]]:
     good = pack.heights[order.indices] > 0
     if good.all():
         return order, {}
-    bad = {int(i): pack.failures.get(pack.keys[i], "not decoded") for i in order.indices[~good]}
+    bad = {int(i): pack.reason(int(i)) for i in order.indices[~good]}
     draws = None if order.draws is None else order.draws[good]
     return Order(order.position, order.indices[good], draws), bad
 
@@ -109,8 +109,8 @@ class Streamed:
         for _ in range(self.ahead + 2):
             buffers.put(_Buffer(pinned=stream is not None))
         with ThreadPoolExecutor(self.threads) as pool:
-            filled = ahead_of_use(pool, lambda r: self._filled(r, buffers.get()), orders, self.ahead)
-            sent = (self._sent(item, stream) for item in filled)
+            filled = ahead_of_use(pool, lambda r: self._fill(r, buffers.get()), orders, self.ahead)
+            sent = (self._send(item, stream) for item in filled)
             for asked, order, skipped, windows, starts, buffer, pixels, ready in one_ahead(sent):
                 if ready is not None:
                     torch.cuda.current_stream(self.device).wait_event(ready)
@@ -121,7 +121,7 @@ class Streamed:
                 buffers.put(buffer)
                 yield Delivery(asked, images, order.indices, skipped)
 
-    def _filled(self, asked: Order, buffer: _Buffer) -> tuple[Any, ...]:
+    def _fill(self, asked: Order, buffer: _Buffer) -> tuple[Any, ...]:
         order, skipped = _usable(asked, self.pack)
         widths = self.pack.widths[order.indices]
         windows = windows_of(order, self.crop, self.pack.heights[order.indices], widths)
@@ -133,7 +133,7 @@ class Streamed:
         # where the picture would start if the rows above its crop were there too
         return asked, order, skipped, windows, ends - sizes - skip, buffer
 
-    def _sent(self, item: tuple[Any, ...], stream: torch.cuda.Stream | None) -> tuple[Any, ...]:
+    def _send(self, item: tuple[Any, ...], stream: torch.cuda.Stream | None) -> tuple[Any, ...]:
         buffer: _Buffer = item[-1]
         if stream is None:
             return (*item, buffer.used().clone(), None)
@@ -173,9 +173,9 @@ class Threaded:
 
     def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
         with ThreadPoolExecutor(self.threads) as pool:
-            yield from ahead_of_use(pool, self._delivered, orders, self.ahead + self.threads)
+            yield from ahead_of_use(pool, self._delivery, orders, self.ahead + self.threads)
 
-    def _delivered(self, asked: Order) -> Delivery:
+    def _delivery(self, asked: Order) -> Delivery:
         order, skipped = _usable(asked, self.pack)
         indices = order.indices
         windows = windows_of(order, self.crop, self.pack.heights[indices], self.pack.widths[indices])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from roadmap.data.batches.crops import CentreCrop, Crop, RandomCrop
 from roadmap.data.batches.decoding import Decoded
-from roadmap.data.batches.delivery import Order, Resident, Source, Streamed, Threaded
+from roadmap.data.batches.delivery import Delivery, Order, Resident, Source, Streamed, Threaded
+from roadmap.data.batches.resampling import on_device
 from roadmap.data.batches.samplers import CategoryPairs, MPerClass
 from roadmap.data.pictures.images import PictureError
 from roadmap.data.pictures.packing import OnError
-from roadmap.data.pictures.packs import Pack
+from roadmap.data.pictures.packs import Pack, picture_key
 from roadmap.data.pictures.policy import SIDE, needed_side
 from roadmap.data.records import Records
 
@@ -33,10 +35,21 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """An iterable of `Batch`; every `iter` starts where its sampler stands.
+    """An iterable of `Batch`; every `iter` starts where its sampler stands. No batch is empty.
+
+    Args:
+        records: the pictures.
+        source: delivers the crops of an order.
+        orders: what is ordered in an `iter`.
+        length: the number of orders of a whole epoch.
+        skip: leave pictures out that cannot be decoded, instead of raising the first.
+        sampler: follows what is handed out.
+        substitutes: what else to order instead of a batch of which nothing could be decoded; without, it is left out.
+        known: index -> reason, of pictures that are known not to decode before they are met.
 
     Attributes:
-        skipped: path -> reason, of pictures left out because they could not be decoded.
+        skipped: picture_key -> reason, of pictures left out because they could not be decoded, each once: those that
+            were met, and with a pack all of these records.
     """
 
     def __init__(
@@ -47,32 +60,60 @@ class Batches:
         length: int,
         skip: bool,
         sampler: MPerClass | CategoryPairs | None = None,
+        substitutes: Callable[[Order], Iterator[Order]] | None = None,
+        known: dict[int, str] | None = None,
     ) -> None:
         self.records, self.skipped = records, dict[str, str]()
         self._source, self._orders, self._length, self._skip = source, orders, length, skip
-        self._sampler = sampler
+        self._sampler, self._substitutes, self._known = sampler, substitutes, known or {}
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._skip:
+            self._note(self._known)
+        empty = 0
         for delivery in self._source(self._orders()):
-            for index, reason in delivery.skipped.items():
-                if not self._skip:
-                    raise PictureError(self.records.path(index), reason)
-                self.skipped[self.records.paths[index]] = reason
+            self._note(delivery.skipped)
+            found: Delivery | None = delivery
+            if not len(delivery.indices):
+                found = self._substitute(delivery.order)
             if self._sampler is not None:  # only what was handed out counts, not what is being prepared
-                self._sampler.position = delivery.order.position + 1
-            device = delivery.images.device
+                self._sampler.seek(delivery.order.position + 1)
+            if found is None:
+                empty += 1
+                continue
             labels, indices = (
-                _moved(values, device) for values in (self.records.labels[delivery.indices], delivery.indices)
+                on_device(values, found.images.device) for values in (self.records.labels[found.indices], found.indices)
             )
-            yield Batch(delivery.images, labels, indices)
+            yield Batch(found.images, labels, indices)
+        if empty and empty == self._length:
+            raise self._unreadable()
 
+    def _note(self, skipped: dict[int, str]) -> None:
+        for index, reason in skipped.items():
+            if not self._skip:
+                raise PictureError(self.records.path(index), reason)
+            self.skipped[picture_key(self.records, index)] = reason
 
-def _moved(values: np.ndarray[tuple[int], np.dtype[np.int64]], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    def _substitute(self, order: Order) -> Delivery | None:
+        """Another delivery in place of one that is empty; None where there is nothing to put there."""
+        if self._substitutes is None:
+            return None
+        for other in self._substitutes(order):
+            for delivery in self._source(iter([other])):
+                self._note(delivery.skipped)
+                if len(delivery.indices):
+                    return delivery
+        raise self._unreadable()
+
+    def _unreadable(self) -> ValueError:
+        first = picture_key(self.records, 0)
+        return ValueError(
+            f"none of the {len(self.records):,} pictures of {self.records.name} could be decoded; the first is "
+            f"{self.records.root / first}: {self.skipped[first]}"
+        )
 
 
 def training_batches(
@@ -96,7 +137,8 @@ def training_batches(
         pictures: their pack, aligned (`pack_for(...)`, `pack.of(records)`); None decodes the files every time.
         device: where batches are delivered.
         workers: threads or processes on the host; None for one per core.
-        on_error: "raise" for a picture that cannot be decoded, or "skip" and count it in `Batches.skipped`.
+        on_error: "raise" for a picture that cannot be decoded, or "skip" and count it in `Batches.skipped`. In place of
+            a batch of which nothing could be decoded comes the next of the epoch that has something.
         place: where the pack is read from on a GPU: its own memory ("resident"), pinned host memory ("streamed"),
             or whichever fits.
         side: shorter side of the pack that these pictures have, or would have: files are resized to it first, so that
@@ -104,14 +146,43 @@ def training_batches(
     """
     crop = crop or RandomCrop()
 
-    def orders() -> Iterator[Order]:
-        epoch, first = divmod(sampler.position, sampler.batches)
-        for step, batch in enumerate(sampler.epoch_batches(epoch)[first:], start=sampler.position):
-            # drawn for the global batch, so that a crop does not depend on how many ranks share it
-            yield Order(step, sampler.share(batch), sampler.share(crop.draws(len(batch), seed, step)))
-
+    plan = _Plan(sampler, crop, seed, len(records))
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
-    return Batches(records, source, orders, len(sampler), on_error == "skip", sampler)
+    skip, known = on_error == "skip", _known(pictures)
+    return Batches(records, source, plan.orders, len(sampler), skip, sampler, plan.substitutes, known)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What training orders: the batches of a sampler, with the draws of their crops."""
+
+    sampler: MPerClass | CategoryPairs
+    crop: RandomCrop
+    seed: int
+    pictures: int
+
+    def orders(self) -> Iterator[Order]:
+        """From where the sampler stands to the end of its epoch."""
+        first, length = self.sampler.position, self.sampler.batches
+        yield from (self._order(step, step) for step in range(first, (first // length + 1) * length))
+
+    def substitutes(self, empty: Order) -> Iterator[Order]:
+        """The other batches of its epoch, the next first; then, whoever meets, every picture."""
+        length = self.sampler.batches
+        start = empty.position - empty.position % length
+        for ahead in range(1, length):
+            yield self._order(empty.position, start + (empty.position + ahead) % length)
+        for first in range(0, self.pictures, len(empty.indices)):
+            rest = np.arange(first, min(first + len(empty.indices), self.pictures))
+            yield Order(empty.position, rest, self.crop.draws(len(rest), self.seed, empty.position))
+
+    def _order(self, position: int, taken: int) -> Order:
+        """At `position`, the batch that stands at `taken`."""
+        epoch, number = divmod(taken, self.sampler.batches)
+        batch = self.sampler.epoch_batches(epoch)[number]
+        # drawn for the global batch, so that a crop does not depend on how many ranks share it
+        draws = self.crop.draws(len(batch), self.seed, position)
+        return Order(position, self.sampler.share(batch), self.sampler.share(draws))
 
 
 def evaluation_batches(
@@ -135,7 +206,15 @@ def evaluation_batches(
             yield Order(step, np.arange(first, min(first + batch_size, len(records))), None)
 
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
-    return Batches(records, source, orders, -(-len(records) // batch_size), on_error == "skip")
+    length = -(-len(records) // batch_size)
+    return Batches(records, source, orders, length, on_error == "skip", known=_known(pictures))
+
+
+def _known(pictures: Pack | None) -> dict[int, str]:
+    """Of a pack, index -> reason for the pictures that could not be decoded."""
+    if pictures is None:
+        return {}
+    return {int(i): pictures.reason(int(i)) for i in np.flatnonzero(~pictures.usable())}
 
 
 def _source(

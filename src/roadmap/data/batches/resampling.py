@@ -68,7 +68,7 @@ def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
     from roadmap.kernels.triton import crops
 
     heads = np.stack([starts // 3, widths, windows.flip], axis=1)
-    numbers = _sent(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
+    numbers = on_device(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
     shift, scale = affine(crop.mean, crop.std)
     return crops.crops(pixels, numbers, crop.size, shift, scale)
 
@@ -79,19 +79,20 @@ def batched_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
     row_first, row_count = read_ranges(windows.rows, size)
     column_first, column_count = read_ranges(windows.columns, size)
     heads = np.stack([starts // 3, widths, windows.flip, row_first, row_count, column_first, column_count], axis=1)
-    numbers = _sent(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
+    numbers = on_device(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
     reach = int(row_count.max(initial=1)), int(column_count.max(initial=1))
     chunk = max(1, _CHUNK_BYTES // (12 * reach[0] * reach[1]))
-    parts = [_resampled(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
+    parts = [_levels(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
     return network_input(parts[0] if len(parts) == 1 else torch.cat(parts), crop)
 
 
-def _sent(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(numbers)
+def on_device(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
+    """The numbers as a tensor there; nobody waits until they have arrived."""
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _resampled(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int]) -> Tensor:
+def _levels(pixels: Tensor, numbers: Tensor, size: int, reach: tuple[int, int]) -> Tensor:
     """(B, 3, size, size) levels in 0..255 for one chunk of pictures."""
     start, width, flip, row_first, row_count, column_first, column_count = numbers[:, :7].unbind(1)
     rows, columns = numbers[:, 7:11], numbers[:, 11:15]

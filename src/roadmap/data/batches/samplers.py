@@ -2,7 +2,7 @@
 
 Both orders are pure functions of (seed, epoch): every rank, on every machine, computes the same global batches and
 takes its slice. The state is one number, `position`, the count of global batches handed out since the start;
-setting it resumes exactly, at any world size that divides the batch.
+`seek` moves it: the run resumes exactly, at any world size that divides the batch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Sampler
 
 from roadmap.data.randomness import permutation
+from roadmap.data.records import Ints
 
-Ints = NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
 
 # Streams of randomness that must not meet, all below one seed.
 _ROUNDS, _EXTRAS, _PICTURES, _PAIRS = range(4)
 
 
-@dataclass(frozen=True)
-class _Shares:
+@dataclass
+class _Stand:
     """How the global batch is divided among ranks, and where the run stands."""
 
     batch_size: int
     world_size: int
     rank: int
+    position: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -42,7 +43,12 @@ class _Shares:
                 "choose a batch size that is a multiple of the world size"
             )
 
-    def of(self, batch: NDArray[T]) -> NDArray[T]:
+    def seek(self, position: int) -> None:
+        if position < 0:
+            raise ValueError(f"a position is a number of batches handed out, got {position}")
+        self.position = position
+
+    def share(self, batch: NDArray[T]) -> NDArray[T]:
         share = self.batch_size // self.world_size
         return batch[self.rank * share : (self.rank + 1) * share]
 
@@ -87,21 +93,28 @@ class MPerClass(Sampler[list[int]]):
         self.batches = max(1, self._classes.count // batch_size) if batches is None else batches
         if self.batches < 1:
             raise ValueError(f"batches must be at least 1, got {batches}")
-        self._shares = _Shares(batch_size, world_size, rank)
-        self.position = 0
+        self._stand = _Stand(batch_size, world_size, rank)
         self._cached: tuple[int, Ints] | None = None
 
     def epoch_batches(self, epoch: int) -> Ints:
         """(batches, batch_size) picture indices of a whole epoch, for all ranks together."""
         if self._cached is None or self._cached[0] != epoch:
             visits = _balanced_visits(len(self._classes.labels), self._visits, self.batches, epoch, (self.seed, 0))
-            pictures = self._classes.drawn(visits, self.per_class, epoch, (self.seed, 0))
+            pictures = self._classes.pictures_for(visits, self.per_class, epoch, (self.seed, 0))
             self._cached = epoch, pictures.reshape(self.batches, self.batch_size)
         return self._cached[1]
 
     def share(self, batch: NDArray[T]) -> NDArray[T]:
         """This rank's part of a global batch, or of anything that has one entry per picture of it."""
-        return self._shares.of(batch)
+        return self._stand.share(batch)
+
+    @property
+    def position(self) -> int:
+        return self._stand.position
+
+    def seek(self, position: int) -> None:
+        """The batch after the first `position` is the next."""
+        self._stand.seek(position)
 
     def __len__(self) -> int:
         return self.batches
@@ -145,11 +158,9 @@ class CategoryPairs(Sampler[list[int]]):
         self._members = _category_members(self._classes, categories, classes_per_category)
         self.pairs = tuple(combinations(sorted(self._members), 2))
         self.classes_per_category, self.per_class, self.seed = classes_per_category, per_class, seed
-        self.batches_per_pair = batches_per_pair
         self.batch_size = 2 * classes_per_category * per_class
         self.batches = len(self.pairs) * batches_per_pair
-        self._shares = _Shares(self.batch_size, world_size, rank)
-        self.position = 0
+        self._stand = _Stand(self.batch_size, world_size, rank)
         self._cached: tuple[int, Ints] | None = None
 
     def epoch_pairs(self, epoch: int) -> list[tuple[int, int]]:
@@ -171,13 +182,21 @@ class CategoryPairs(Sampler[list[int]]):
             where = np.argwhere(pairs == category)  # (turns, 2): batch and side, in order
             key = (self.seed, 1 + category)
             visits = _balanced_visits(len(members), self.classes_per_category, len(where), epoch, key)
-            pictures = self._classes.drawn(members[visits], self.per_class, epoch, key)
+            pictures = self._classes.pictures_for(members[visits], self.per_class, epoch, key)
             batches[where[:, 0], where[:, 1]] = pictures.reshape(len(where), half)
         return batches.reshape(self.batches, self.batch_size)
 
     def share(self, batch: NDArray[T]) -> NDArray[T]:
         """This rank's part of a global batch, or of anything that has one entry per picture of it."""
-        return self._shares.of(batch)
+        return self._stand.share(batch)
+
+    @property
+    def position(self) -> int:
+        return self._stand.position
+
+    def seek(self, position: int) -> None:
+        """The batch after the first `position` is the next."""
+        self._stand.seek(position)
 
     def __len__(self) -> int:
         return self.batches
@@ -190,7 +209,7 @@ class CategoryPairs(Sampler[list[int]]):
 def _remaining(sampler: MPerClass | CategoryPairs) -> Iterator[list[int]]:
     epoch, first = divmod(sampler.position, sampler.batches)
     for batch in sampler.epoch_batches(epoch)[first:]:
-        sampler.position += 1
+        sampler.seek(sampler.position + 1)
         yield [int(i) for i in sampler.share(batch)]
 
 
@@ -205,13 +224,12 @@ class _ClassPictures:
         self.labels, self.of_picture, sizes = np.unique(values, return_inverse=True, return_counts=True)
         self.pictures = np.split(np.argsort(self.of_picture, kind="stable"), np.cumsum(sizes)[:-1])
 
-    def drawn(self, visits: Ints, per_class: int, epoch: int, key: tuple[int, int]) -> Ints:
+    def pictures_for(self, visits: Ints, per_class: int, epoch: int, key: tuple[int, int]) -> Ints:
         """(batches, classes, per_class) pictures for (batches, classes) visits of an epoch."""
         drawn = np.empty((visits.size, per_class), dtype=np.int64)
         visited, first = np.unique(np.sort(visits, axis=None), return_index=True)
-        for index, turns in zip(
-            visited, np.split(np.argsort(visits, axis=None, kind="stable"), first[1:]), strict=True
-        ):
+        by_class = np.split(np.argsort(visits, axis=None, kind="stable"), first[1:])
+        for index, turns in zip(visited, by_class, strict=True):
             chosen = _turns(len(self.pictures[index]), per_class, len(turns), (*key, _PICTURES, epoch, int(index)))
             drawn[turns] = self.pictures[index][chosen]
         return drawn.reshape(*visits.shape, per_class)

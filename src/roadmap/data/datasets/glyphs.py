@@ -22,7 +22,8 @@ from roadmap.data.datasets.sources import GLYPH_SIZE
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.pictures.packing import pack_of
 from roadmap.data.pictures.packs import Pack, PackError, cache_folder
-from roadmap.data.records import Records, numbers_of
+from roadmap.data.randomness import permutation
+from roadmap.data.records import Ints, Records, numbers_of
 
 FACES = tuple(
     f"DejaVu{family}{style}"
@@ -33,6 +34,7 @@ FEWEST_FACES = 8  # of 12 that must have the character
 FEWEST_PICTURES = 6  # that must differ: Braille and box drawing look alike in every face and fall out here
 SCRIPTS = ("LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN", "LAO")
 RECORDS = "records.json"
+NAME = "glyphs"
 
 
 def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
@@ -45,17 +47,23 @@ def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
     if size < 16:
         raise ValueError(f"glyphs of {size} pixels cannot be told apart; the size must be at least 16")
     folder = Path(root) if root is not None else cache_folder() / f"glyphs-{size}"
-    try:
-        pack = Pack.open(folder)
-        if pack.side == size and (folder / RECORDS).is_file():
-            return dataclasses.replace(Records.load(folder / RECORDS), root=folder)
-    except PackError:
-        pass  # not drawn yet
+    if (kept := _kept(folder, size)) is not None:
+        return kept
     drawn = list(_distinct(size))
     records = _records(folder, drawn)
     pack_of((_coloured(pixels) for _, _, pixels in drawn), records, size, folder)
     records.save(folder / RECORDS)
     return records
+
+
+def _kept(folder: Path, size: int) -> Records | None:
+    """What was drawn before. None where nothing was, or not all of it: a full disk, a kill, another size."""
+    try:
+        pack, records = Pack.open(folder), Records.load(folder / RECORDS)
+    except (PackError, FileNotFoundError, ValueError):
+        return None
+    whole = pack.drawn and pack.side == size and pack.keys == records.paths and records.name == NAME
+    return dataclasses.replace(records, root=folder) if whole else None
 
 
 def export(records: Records, folder: Path) -> None:
@@ -89,7 +97,17 @@ def _records(folder: Path, drawn: list[tuple[int, str, Pixels]]) -> Records:
     labels, class_names = numbers_of(names)
     categories, category_names = numbers_of(scripts)
     paths = tuple(f"{name}/{face}.png" for name, (_, face, _) in zip(names, drawn, strict=True))
-    return Records("glyphs", folder, paths, labels, class_names, categories, category_names).split_by_class()
+    _, firsts = np.unique(labels, return_index=True)
+    splits = np.where(np.isin(labels, _half(categories[firsts])), "test", "train")
+    return Records(NAME, folder, paths, labels, class_names, categories, category_names, splits=splits)
+
+
+def _half(categories: Ints) -> Ints:
+    """The classes of the test set: every other one of each script, in a fixed draw. No others will be added."""
+    order = permutation(len(categories), 0, len(categories))
+    order = order[np.argsort(categories[order], kind="stable")]
+    half: Ints = order[1::2]
+    return half
 
 
 def _distinct(size: int) -> Iterator[tuple[int, str, Pixels]]:

@@ -5,8 +5,7 @@ What is decided here, once:
 - Transparent pixels show white. Of an animation, the first frame is the picture.
 - 16-bit greyscale is scaled to 8 bits (v / 257), not clipped; CMYK and palettes are converted by Pillow;
   colour profiles are ignored, as every training pipeline compared with here does.
-- More than MAX_PIXELS pixels are refused before anything is decoded, and so is a side MAX_ASPECT times the other:
-  resized to a shorter side of 256 pixels, 2 x 20,000 would become 655 million.
+- More than MAX_PIXELS pixels are refused before anything is decoded.
 - HEIC is read where pillow-heif is installed.
 """
 
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 2**27  # 134 million: larger than any camera of these datasets, 400 MB once decoded
-MAX_ASPECT = 100  # longer side / shorter side
 HEIF_SUFFIXES = frozenset((".heic", ".heif", ".hif"))
 HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
@@ -59,7 +57,9 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning, and notes on odd metadata
             with _open(file) as opened:
-                _check_size(path, opened.size, max_pixels, cut=box is not None)
+                width, height = opened.size
+                if width * height > max_pixels:
+                    raise PictureError(path, f"{width} x {height} pixels, more than the {max_pixels} allowed")
                 if ImageFile.LOAD_TRUNCATED_IMAGES:
                     raise PictureError(path, "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damage would go unseen")
                 opened.load()
@@ -68,19 +68,7 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
         raise
     except Exception as error:  # Pillow's decoders raise whatever comes to them on damaged files
         raise PictureError(path, _reason(file, error)) from error
-    if box is not None:
-        image = _cut(path, image, box)
-        _check_size(path, image.size, max_pixels)
-    return image
-
-
-def _check_size(path: str, size: tuple[int, int], max_pixels: int, cut: bool = False) -> None:
-    """Refuses what would fill the memory: now, or when it is resized. Of what is yet to be cut the shape may change."""
-    width, height = size
-    if width * height > max_pixels:
-        raise PictureError(path, f"{width} x {height} pixels, more than the {max_pixels} allowed")
-    if not cut and max(size) > MAX_ASPECT * min(size):
-        raise PictureError(path, f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
+    return image if box is None else _cut(path, image, box)
 
 
 def _open(file: File) -> Image.Image:

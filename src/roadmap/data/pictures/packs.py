@@ -95,14 +95,14 @@ class Pack:
         if not isinstance(about, dict) or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
             raise PackError(f"{folder} is not a pack of version {VERSION}; run `roadmap data pack` again")
         try:
-            return cls._opened(folder, about)
+            return cls._in_folder(folder, about)
         except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
             raise PackError(f"{folder} is damaged ({error}); run `roadmap data pack` again") from error
 
     @classmethod
-    def _opened(cls, folder: Path, about: dict[str, Any]) -> Pack:
+    def _in_folder(cls, folder: Path, about: dict[str, Any]) -> Pack:
         index = np.load(folder / about["index"], allow_pickle=False)
-        shards = tuple(_mapped(folder / name, size) for name, size in about["shards"])
+        shards = tuple(_memory_map(folder / name, size) for name, size in about["shards"])
         keys, paths = tuple(about["keys"]), tuple(about["paths"])
         if index.shape != (len(keys), 6) or len(paths) != len(keys):
             raise ValueError(f"an index of shape {index.shape} for {len(keys)} pictures")
@@ -131,7 +131,7 @@ class Pack:
         """The bytes of picture `index`, row after row, red, green, blue."""
         shard, offset, height, width = self.index[index, :4].tolist()
         if height == 0:
-            raise PackError(f"{self.keys[index]} could not be decoded: {self.failures.get(self.keys[index], '')}")
+            raise PackError(f"{self.keys[index]} could not be decoded: {self.reason(index)}")
         raw: Pixels = self.shards[shard][offset : offset + height * width * CHANNELS]
         return raw
 
@@ -143,6 +143,10 @@ class Pack:
     def drawn(self) -> bool:
         """Whether the pictures were drawn by the program: there are no files that they come from."""
         return bool((self.index[:, SOURCE_SIZE] == NO_SOURCE).all())
+
+    def reason(self, index: int) -> str:
+        """Why picture `index` could not be decoded."""
+        return self.failures.get(self.keys[index], "not decoded when it was packed")
 
     def usable(self) -> NDArray[np.bool_]:
         """(N,) which pictures were decoded."""
@@ -214,7 +218,7 @@ def index_name(index: Ints) -> str:
     return f"index-{hashlib.sha256(index.tobytes()).hexdigest()[:16]}.npy"
 
 
-def _mapped(path: Path, size: int) -> NDArray[np.uint8]:
+def _memory_map(path: Path, size: int) -> NDArray[np.uint8]:
     if path.stat().st_size != size:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes instead of {size}")
     if size == 0:  # an empty file cannot be mapped
