@@ -23,7 +23,7 @@ from measure import peak_mib, provenance
 from torch import Tensor
 
 from roadmap.losses import ROADMAP, SmoothAP, SupAP, calibration
-from roadmap.losses.comparison import compared
+from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import h_minus, heaviside, mean_ap_loss, plain_average_precision, saturation_point
 
 DIMENSIONS = 512
@@ -33,7 +33,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def plain_roadmap(embeddings: Tensor, labels: Tensor) -> Tensor:
     """ROADMAP by autograd over the equations as written."""
-    c = compared(embeddings, labels)
+    c = Comparison.of(embeddings, labels)
     unit = torch.nn.functional.normalize(c.embeddings)
     scores, positives, negatives = unit @ unit.T, c.positives(include_self=True), c.negatives
     ap = plain_average_precision(

@@ -9,8 +9,8 @@ from triton.testing import do_bench
 
 from roadmap.kernels.triton.launch import Arena
 from roadmap.kernels.triton.math import sigmoid
-from roadmap.kernels.triton.small import score_matrix
-from roadmap.kernels.triton.units import unit_vectors
+from roadmap.kernels.triton.small import fill_scores
+from roadmap.kernels.triton.units import fill_units, room_for_units
 
 
 @triton.jit
@@ -31,12 +31,14 @@ def measured_rates(size: int = 8192, dimensions: int = 512) -> dict[str, float]:
     """Operations per second, by name."""
     x = torch.randn(size, dimensions, device="cuda")
     half = x.half()
-    units = unit_vectors(Arena(x.device), x)
+    units = room_for_units(Arena(x.device), *x.shape)
+    fill_units(units, x)
+    scores = torch.empty(size, size, device="cuda")
     flops = 2 * size * size * dimensions
     seconds = 1e-3
     found = {
         "float32 matmul (cuBLAS)": flops / (_ms(lambda: x @ x.T) * seconds),
-        "split float16 matmul": flops / (_ms(lambda: score_matrix(Arena(x.device), units, units)) * seconds),
+        "split float16 matmul": flops / (_ms(lambda: fill_scores(scores, units, units)) * seconds),
         "float16 matmul (cuBLAS)": flops / (_ms(lambda: half @ half.T) * seconds),
     }
     programs, block, rounds = 132 * 16, 1024, 256

@@ -26,7 +26,7 @@ FLOORS = {
     "kernels": 0,
     "hardware": 1,
     "losses": 1,
-    "metrics": 1,
+    "metrics": 0.5,  # below the losses, which stand for metrics: the exact AP is in both
     "data": 1,
     "models": 1,
     "locations": 2,
@@ -120,7 +120,7 @@ def test_imports_point_down_and_libraries_keep_their_place() -> None:
 
 def test_the_source_was_read() -> None:
     losses = imported(SOURCE / "roadmap" / "losses" / "roadmap.py", SOURCE)
-    assert "roadmap.losses.rank_ap.supap" in [module for _, module in losses]
+    assert "roadmap.losses.rank_ap.SupAP" in [module for _, module in losses]
 
 
 PLANTED = {
@@ -172,7 +172,7 @@ def test_a_planted_violation_is_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inside", "code"),
     [
-        ("losses/pml.py", "import pytorch_metric_learning\nfrom roadmap.losses.comparison import compared"),
+        ("losses/pml.py", "import pytorch_metric_learning\nfrom roadmap.losses.comparison import Comparison"),
         ("kernels/triton/rows.py", "import triton\nimport triton.language as tl\nimport torch"),
         ("losses/rank_ap.py", "from roadmap import kernels\nfrom . import comparison\nimport math\nimport numpy"),
         ("models.py", "import timm"),

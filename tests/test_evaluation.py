@@ -115,7 +115,8 @@ def revisited(**more: object) -> Records:
 
 
 def test_revisited_landmarks() -> None:
-    found = measured(revisited()).metrics
+    whole = measured(revisited())
+    found = whole.metrics
     q, g = Fixed().embed(revisited().split("query")), Fixed().embed(revisited().split("gallery"))
     a, b = (torch.nn.functional.normalize(e.vectors.double(), dim=1) for e in (q, g))
     order = (a @ b.T).argsort(dim=1, descending=True)
@@ -126,6 +127,10 @@ def test_revisited_landmarks() -> None:
         for name, value in values.items():
             assert found[f"{setting} {name}"] == pytest.approx(value), (setting, name)
     assert found["hard queries_without_positives"] == 1
+    assert list(whole.per_query) == [name for name in found if "queries" not in name]
+    for name, values in whole.per_query.items():
+        assert values.nanmean().item() == pytest.approx(found[name]), name
+    assert whole.per_query["hard mP@1"].isnan().tolist() == [False, True, False]
 
 
 def test_revisited_landmarks_need_every_picture() -> None:

@@ -73,7 +73,7 @@ def test_the_function_whose_gradient_is_shown_is_the_module_that_trains(name: st
     embeddings, labels = toy.toy_set(seed=2)
     batch = toy.epoch_of_batches(torch.Generator().manual_seed(2))[0]
     module, on_scores = toy.LOSSES[name]
-    c = toy.compared(embeddings[batch], labels[batch])
+    c = toy.Comparison.of(embeddings[batch], labels[batch])
     expected = module()(embeddings[batch], labels[batch])
     assert on_scores(c.scores, c.positives(include_self=True), c.negatives).item() == pytest.approx(expected.item())
 

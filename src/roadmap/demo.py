@@ -29,7 +29,7 @@ from roadmap.report import Album, retrieval_page
 from roadmap.runs import Run
 
 LOSSES = {"smoothap": "SmoothAP", "supap": "SupAP", "roadmap": "ROADMAP"}
-BEFORE = "before training"
+UNTRAINED = "untrained"
 SHOWN = ("R@1", "mAP@R")
 Metrics = Mapping[str, Mapping[str, float]]  # of each model
 OWN_PICTURES = """With your own pictures, in a folder per class:
@@ -54,7 +54,7 @@ def write_page(path: Path, settings: Settings, runs: Mapping[str, Run]) -> None:
     torch.manual_seed(settings.seed)
     device = device_of(settings.hardware.device)
     first = in_layout(retriever(settings.model, settings.data.image).to(device), settings.hardware)
-    encoders = {BEFORE: Encoder.of(first, settings, device), **encoders}
+    encoders = {UNTRAINED: Encoder.of(first, settings, device), **encoders}
     pack = drawn_pack(records)
     found = {name: evaluate(encoder, records, pack=pack, progress=False) for name, encoder in encoders.items()}
     retrieval_page(path, "Characters never seen in training", found, Album(records.split("test"), pack))
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs[name] = Run.open(fit(settings))
         summary = runs[name].summary()
         (before,), (metrics[name],) = summary["before"].values(), summary["after"].values()
-        metrics = {BEFORE: before} | metrics
+        metrics = {UNTRAINED: before} | metrics
     page = options.out / "retrievals.html"
     write_page(page, settings, runs)
     print()

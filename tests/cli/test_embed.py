@@ -249,7 +249,7 @@ def test_a_damaged_picture_stops_or_is_left_out(called: Call, tmp_path: Path) ->
     [
         (["model.safetensors"], "--data is missing: which pictures? One of glyphs, cub"),
         (["model.safetensors", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech-UCSD"),
-        (["model.safetensors", "--data", "folder"], "--root is missing: give --root FOLDER. Expected"),
+        (["model.safetensors", "--data", "folder"], "--root is missing: give --root FOLDER. ROOT is a folder with"),
         (["model.safetensors", "--data", "cup"], "unknown dataset 'cup', did you mean 'cub'?"),
         (["model.safetensors", "--data", "sop", "--root", "mine"], "no Ebay_train.txt in mine. Stanford Online"),
         (["model.safetensors", "--data", "folder", "--root", "absent"], "absent is not a folder"),

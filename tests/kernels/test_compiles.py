@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import roadmap.kernels as kernels
+from roadmap.kernels import paths
 from roadmap.kernels.counts import counts_at_least, pair_scores
 from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
 
@@ -19,17 +20,21 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("gallery", [False, True])
+@pytest.mark.parametrize("gallery", ["batch", "gallery", "gallery with places"])
 @pytest.mark.parametrize("path", ["small", "tiles"])
 @pytest.mark.parametrize("rule", RULES)
-def test_losses_from_embeddings_compile(rule: str, path: str, gallery: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "SMALL", 1 << 30 if path == "small" else 0)
+def test_losses_from_embeddings_compile(rule: str, path: str, gallery: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "SMALL", 1 << 30 if path == "small" else 0)
+    monkeypatch.setattr(paths, "_INTERPRETING", True)  # which sends tensors of the CPU to the kernels
     x, labels = torch.randn(300, 512, requires_grad=True), torch.arange(300) // 20
-    ref, ref_labels = (torch.randn(700, 512), torch.arange(700) // 30) if gallery else (None, labels)
+    ref, ref_labels = (None, labels) if gallery == "batch" else (torch.randn(700, 512), torch.arange(700) // 30)
+    own = torch.arange(300) - 1 if gallery == "gallery with places" else None
+    function = kernels.fused_loss if own is None else kernels.loss_terms  # both, without every combination
     with compiled_not_launched(monkeypatch) as compiled:
-        kernels.loss_from_embeddings(x, labels, ref, ref_labels, RULES[rule]).backward()  # type: ignore[no-untyped-call]
-    names = [kernel.name for kernel in compiled]
-    assert "_rank_rows" in names if path == "small" else {"_rank_tiles", "_product"} <= set(names)
+        function(x, labels, ref, ref_labels, own, RULES[rule]).sum().backward()  # type: ignore[no-untyped-call]
+    names = {kernel.name for kernel in compiled}
+    assert "_rank_rows" in names if path == "small" else {"_rank_tiles", "_product"} <= names
+    assert ("_factors_of_terms" in names) is (own is not None)
 
 
 def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from roadmap.kernels.triton.launch import Arena, _tape, signature_of
+from roadmap.kernels.triton.launch import Arena, _tape, new_buffer, signature_of
 
 
 def test_an_arena_measures_first_and_then_hands_out_one_buffer() -> None:
@@ -12,7 +12,7 @@ def test_an_arena_measures_first_and_then_hands_out_one_buffer() -> None:
     measuring = Arena(torch.device("cpu"))
     for shape, dtype in shapes:
         assert measuring.empty(*shape, dtype=dtype).shape == shape
-    arena = Arena(torch.device("cpu"), measuring.used)
+    arena = Arena(torch.device("cpu"), new_buffer(measuring.used, torch.device("cpu")))
     tensors = [arena.empty(*shape, dtype=dtype) for shape, dtype in shapes]
     assert arena.buffer is not None
     assert arena.used == measuring.used == arena.buffer.nbytes

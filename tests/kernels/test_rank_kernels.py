@@ -8,32 +8,33 @@ its own (the interpreter must be chosen before Triton is imported).
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import roadmap.kernels as kernels
-from roadmap.kernels import blocked
+from roadmap.kernels import blocked, paths
 from roadmap.kernels.rules import RankRule
 from roadmap.losses import ROADMAP, Calibration, SmoothAP, SupAP, calibration, smoothap, supap
 from roadmap.losses.rank_ap import h_minus, heaviside, mean_ap_loss, plain_average_precision
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-on_triton = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs on a GPU or under Triton's interpreter")
+from .interpreting import (
+    CUDA,
+    DEVICE,
+    INTERPRETED,
+    check_under_the_interpreter,
+    on_triton,
+    starts_the_interpreter,
+)
 
 Batch = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 LOSSES: dict[str, nn.Module] = {
     "SupAP": SupAP(),
     "SupAP without self": SupAP(tau=0.05, rho=3.0, delta=0.1, include_self=False),
+    "SupAP with other constants": SupAP(tau=0.05, rho=3.0, delta=0.1, start=0.2, offset=1.7),
     "SmoothAP": SmoothAP(),
     "SmoothAP without self": SmoothAP(tau=0.1, include_self=False),
     "Calibration": Calibration(),
@@ -60,7 +61,7 @@ def plain(loss: nn.Module, x: Tensor, labels: Tensor, ref: Tensor | None, ref_la
     if isinstance(loss, SmoothAP):
         step: Callable[[Tensor], Tensor] = lambda t: torch.sigmoid(t / loss.tau)  # noqa: E731
         return mean_ap_loss(plain_average_precision(scores, positives, ~same, step, step), positives)
-    upper: Callable[[Tensor], Tensor] = lambda t: h_minus(t, loss.tau, loss.rho, loss.delta)  # noqa: E731
+    upper: Callable[[Tensor], Tensor] = lambda t: h_minus(t, loss.tau, loss.rho, loss.delta, loss.start, loss.offset)  # noqa: E731
     return mean_ap_loss(plain_average_precision(scores, positives, ~same, heaviside, upper), positives)
 
 
@@ -143,7 +144,7 @@ LARGE: dict[str, Callable[[], Batch]] = {
 @pytest.fixture(params=["small", "tiles"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tiles":
-        monkeypatch.setattr(kernels, "SMALL", 0)
+        monkeypatch.setattr(paths, "SMALL", 0)
     return str(request.param)
 
 
@@ -225,11 +226,11 @@ def test_a_vector_without_direction_makes_the_loss_nan(fault: float, path: str) 
 
     x, labels, _, _ = TINY["uneven"]()
     rule = LossRule(RankRule("supap", 0.01, 100.0, 0.05), CalibrationRule(0.9, 0.6, "violating"))
-    assert kernels.loss_from_embeddings(x, labels, None, labels, rule).isfinite()
+    assert kernels.fused_loss(x, labels, None, labels, None, rule).isfinite()
     x[5] = fault
-    assert kernels.loss_from_embeddings(x, labels, None, labels, rule).isnan()
+    assert kernels.fused_loss(x, labels, None, labels, None, rule).isnan()
     y = torch.ones(2, x.shape[1], device=DEVICE)
-    assert kernels.loss_from_embeddings(y, labels[:2], x, labels, rule).isnan()
+    assert kernels.fused_loss(y, labels[:2], x, labels, None, rule).isnan()
 
 
 @on_triton
@@ -325,27 +326,6 @@ def test_a_second_derivative_is_refused_in_words(loss: str) -> None:
         grad.sum().backward()
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="this is the process that starts the other one")
+@starts_the_interpreter
 def test_triton_kernels_under_the_interpreter() -> None:
-    here = Path(__file__)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            str(here),
-            "-k",
-            "triton or bits or nan or freed",
-        ],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        cwd=here.parents[2],
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
-    assert "0 passed" not in done.stdout
+    check_under_the_interpreter(__file__, "triton or bits or nan or freed")

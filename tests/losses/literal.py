@@ -133,17 +133,28 @@ def smoothap(s: Matrix, P: Mask, N: Mask, tau: float = 0.01) -> ValueAndGradient
 
 
 def supap(
-    s: Matrix, P: Mask, N: Mask, tau: float = 0.01, rho: float = 100.0, delta: float | None = None
+    s: Matrix,
+    P: Mask,
+    N: Mask,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float | None = None,
+    start: float = 0.5,
+    offset: float | None = None,
 ) -> ValueAndGradient:
-    """Eq. (5) with H- of Eq. (4), the tie given to its second branch; delta where the sigmoid is 0.99 unless said."""
+    """Eq. (5) with H- of Eq. (4), the tie given to its second branch; delta where the sigmoid is 0.99 unless said.
+
+    The released code has constants of its own for what is added from t = 0 on, and where the linear part begins.
+    """
     where = tau * math.log(0.99 / 0.01) if delta is None else delta
+    linear_from = sigmoid(where / tau) + start if offset is None else offset
 
     def h_minus(t: float) -> float:
         if t < 0:
             return sigmoid(t / tau)
         if t <= where:
-            return sigmoid(t / tau) + 0.5
-        return rho * (t - where) + sigmoid(where / tau) + 0.5
+            return sigmoid(t / tau) + start
+        return rho * (t - where) + linear_from
 
     def dh_minus(t: float) -> float:
         return rho if t > where else sigmoid(t / tau) * sigmoid(-t / tau) / tau

@@ -53,7 +53,8 @@ BAD_CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str
     "zero vectors": ((ZERO, Y), {}, ValueError, r"embeddings\[2\] is a zero vector.*\(2 of 4 rows"),
     "NaN": ((NAN, Y), {}, ValueError, r"embeddings\[1\] holds NaN or infinity \(1 of 4 rows"),
     "infinity": ((INF, Y), {}, ValueError, r"embeddings\[3\] holds NaN or infinity"),
-    "overflow": ((X * 1e38, Y), {}, ValueError, r"embeddings\[0\] has a norm that overflows"),
+    "overflow": ((torch.full((4, 3), 3e38), Y), {}, ValueError, r"embeddings\[0\] has a norm that overflows"),
+    "too short": ((torch.full((4, 3), 1e-41), Y), {}, ValueError, r"embeddings\[0\] is so short that its gradient"),
     "gallery without labels": ((X, Y), {"ref_emb": G}, ValueError, "ref_emb was given without ref_labels"),
     "labels without gallery": ((X, Y), {"ref_labels": GY}, ValueError, "ref_labels was given without ref_emb"),
     "gallery of another model": (

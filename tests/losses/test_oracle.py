@@ -23,7 +23,7 @@ from roadmap.losses import (
     smoothap,
     supap,
 )
-from roadmap.losses.comparison import compared
+from roadmap.losses.comparison import Comparison
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "reference_values.json").read_text())
 BATCH = REFERENCE["batch"]
@@ -55,7 +55,7 @@ def test_released_values_and_gradients(name: str, loss: nn.Module) -> None:
 def test_values_of_the_equations(include_self: bool) -> None:
     embeddings, labels = batch()
     expected = BATCH["equations"]["with_self" if include_self else "without_self"]
-    c = compared(embeddings, labels)
+    c = Comparison.of(embeddings, labels)
     exact = 1 - average_precision(c.scores, c.positives(include_self=include_self), c.negatives)
     assert exact.item() == pytest.approx(expected["L_AP_eq1"], abs=1e-12)
     smooth = SmoothAP(include_self=include_self)(embeddings, labels)
@@ -99,7 +99,7 @@ def test_released_pair_loss() -> None:
     """The released one sums s over the negatives above 0.5; XBM's equation, and ours, s - 0.5: the same gradient."""
     pml = pytest.importorskip("roadmap.losses.pml", reason="needs pytorch-metric-learning")
     embeddings, labels = batch()
-    c = compared(embeddings, labels)
+    c = Comparison.of(embeddings, labels)
     above = int(((c.scores > 0.5) & c.negatives).sum())
     value = pml.contrastive_xbm(0.5)(embeddings, labels).item() + 0.5 * above / len(labels)
     assert value == pytest.approx(BATCH["released_float32"]["PairLoss_0.5"], abs=1e-6)

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import gradcheck
 
 from roadmap.losses import SmoothAP, SupAP, average_precision, saturation_point, smoothap, supap
-from roadmap.losses.comparison import compared
+from roadmap.losses.comparison import Comparison
 
 from . import literal
 from .cases import CASES, Case, check_agrees, check_agrees_on_scores, score_table
@@ -46,7 +46,7 @@ def test_smoothap_with_another_tau() -> None:
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_average_precision_is_its_transcription(case: Case, include_self: bool) -> None:
     gallery_labels = None if case.gallery_labels is None else torch.tensor(case.gallery_labels)
-    c = compared(case.vectors, torch.tensor(case.labels), None, case.gallery, gallery_labels)
+    c = Comparison.of(case.vectors, torch.tensor(case.labels), None, case.gallery, gallery_labels)
     P, N = literal.masks(case.labels, case.gallery_labels, include_self)
     queries = case.vectors.tolist()
     s = literal.cosines(queries, queries if case.gallery is None else case.gallery.tolist())

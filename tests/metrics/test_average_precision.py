@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import roadmap.losses
 from roadmap.metrics import average_precision
 
 from .literal import eq1_average_precision, literal_mean
@@ -52,8 +53,8 @@ def test_every_float_type_gives_float64_values(dtype: torch.dtype) -> None:
     assert average_precision(scores, positives).item() == pytest.approx(((1 / 2 + 2 / 3) / 2 + 1) / 2)
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
-def test_nothing_to_rank_is_nan(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0), (2, 3)])
+def test_no_positive_is_nan(shape: tuple[int, int]) -> None:
     nothing = torch.zeros(shape, dtype=torch.bool)
     assert average_precision(torch.rand(shape), nothing, reduction="none").isnan().tolist() == [True] * shape[0]
     assert average_precision(torch.rand(shape), nothing).isnan()
@@ -87,3 +88,7 @@ def test_bad_input_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         average_precision(*arguments, **options)
+
+
+def test_the_losses_offer_the_same_function() -> None:
+    assert roadmap.losses.average_precision is average_precision

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -23,9 +22,6 @@ def lowered_precision() -> Iterator[str]:
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.xfail(
-    find_spec("roadmap.kernels.precision") is None, reason="needs a guard that threads share", strict=True
-)
 def test_a_thread_that_ends_does_not_lower_the_precision_of_another(lowered_precision: str) -> None:
     """First in, first out: the second is still counting when the first puts the precision back."""
     vectors = unit_vectors(torch.randn(20, 8), "vectors")

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from roadmap.kernels.directions import directions, has_direction
 from roadmap.metrics.vectors import fixed_order_sum, unit_vectors
 
 
@@ -36,3 +37,14 @@ def test_a_bad_row_is_named_where_it_stands() -> None:
     vectors[6, 2] = torch.nan
     with pytest.raises(ValueError, match="x row 6 holds NaN or infinity, so its cosine score is undefined"):
         unit_vectors(vectors, "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(0.0, "is zero"), (5e-324, "is too short"), (torch.inf, "holds NaN or infinity"), (torch.nan, "holds NaN or inf")],
+)
+def test_rows_without_a_direction_are_those_of_the_losses(value: float, what: str) -> None:
+    vectors = torch.full((2, 3), value, dtype=torch.float64)
+    with pytest.raises(ValueError, match=f"x row 0 {what}.*2 such rows among rows 0 to 1"):
+        unit_vectors(vectors, "x")
+    assert not has_direction(directions(vectors)[1]).any()

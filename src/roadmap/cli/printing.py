@@ -21,7 +21,7 @@ def print_start(encoder: Encoder, records: Records, parts: Sequence[Records], re
     cut = "" if crop.resize == crop.size else f" from the middle of {crop.resize}"
     model = f"{encoder.model.settings.name}, {encoder.model.dim} dimensions, {encoder.weights}"
     typer.echo(f"model      {encoder.name}: {model}")
-    typer.echo(f"pictures   {records.name} {records.root}: {counted}")
+    typer.echo(f"pictures   {records.name}: {counted}, in {records.root}")
     typer.echo(f"read       {read}")
     typer.echo(f"computed   {crop.size} pixels{cut}, on {encoder.device}, precision {encoder.precision}")
     for note in records.notes:

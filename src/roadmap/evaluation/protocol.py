@@ -200,7 +200,7 @@ def _of_embeddings(
     if truth is None:
         metrics, values = _measures(search, ks, ties, memory, progress)
     else:
-        metrics, values = _revisited(search.queries, search.gallery, truth), {}
+        metrics, values = _revisited(search.queries, search.gallery, truth)
     places, scores = _neighbours(search, None if truth else search.classes, nearest, ties)
     asked, held = search.queries, search.gallery
     return Evaluation(
@@ -259,10 +259,15 @@ def _neighbours(
     return places.cpu(), scores.cpu()
 
 
-def _revisited(queries: Embeddings, database: Embeddings, truth: GroundTruth) -> dict[str, float]:
-    """Easy, Medium and Hard in one flat dict, such as "medium trapezoidal mAP"."""
-    settings = revisited_metrics_of_vectors(queries.vectors, database.vectors, truth)
-    return {f"{setting} {name}": value for setting, values in settings.items() for name, value in values.items()}
+def _revisited(
+    queries: Embeddings, database: Embeddings, truth: GroundTruth
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Easy, Medium and Hard in flat dicts, such as "medium trapezoidal mAP"."""
+    means, values = revisited_metrics_of_vectors(queries.vectors, database.vectors, truth, per_query=True)
+    return (
+        {f"{setting} {name}": value for setting, some in means.items() for name, value in some.items()},
+        {f"{setting} {name}": value for setting, some in values.items() for name, value in some.items()},
+    )
 
 
 def _in_order(embeddings: Embeddings, names: Sequence[str], what: str) -> Embeddings:

@@ -1,8 +1,9 @@
-"""How ranks are counted fast. Chosen by device and size; the losses above see three functions.
+"""How ranks are counted fast. Chosen by device and size; the losses above see four functions.
 
-    loss_from_embeddings   GPU: SupAP or SmoothAP and calibration in one pass, in linear memory
-    ap_from_scores         any device: AP of a score matrix, a block or a row at a time
-    cosine_scores          GPU: scores at float32 accuracy, whatever TF32 setting the process runs under
+    loss_terms       any device: the sums and counts of SupAP or SmoothAP and calibration, in bounded memory
+    fused_loss       GPU: the loss itself in the same pass
+    ap_from_scores   any device: AP of a score matrix, a block or a row at a time
+    cosine_scores    any device: scores at float32 accuracy, whatever TF32 setting the process runs under
 
 `import roadmap.kernels` needs torch alone; Triton is imported when a GPU tensor first arrives. With TRITON_INTERPRET=1
 the Triton kernels also take CPU tensors, which is how they are tested without a GPU.
@@ -10,162 +11,83 @@ the Triton kernels also take CPU tensors, which is how they are tested without a
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from roadmap.kernels import blocked
-from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
+from roadmap.kernels import eager, transforms
+from roadmap.kernels.paths import both_run_on_triton, is_plain_call, runs_on_triton
+from roadmap.kernels.rules import TERMS, CalibrationRule, LossRule, RankRule
 
 __all__ = [
+    "TERMS",
     "CalibrationRule",
     "LossRule",
     "RankRule",
     "ap_from_scores",
+    "both_run_on_triton",
     "cosine_scores",
-    "loss_from_embeddings",
+    "fused_loss",
+    "loss_terms",
     "runs_on_triton",
 ]
 
-# Up to here the (M, N) scores are kept (8 MiB) and the fewest launches win; beyond, tiles and linear memory do.
-SMALL = 1 << 21
 
-
-_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-
-
-def runs_on_triton(x: Tensor) -> bool:
-    """Whether the Triton kernels take `x`: on a GPU, not float64 (whose users want more than float32), not empty."""
-    on_device = x.is_cuda or (x.device.type == "cpu" and _INTERPRETING)
-    return on_device and x.dtype != torch.float64 and x.numel() > 0 and _TRITON_INSTALLED
-
-
-# The kernels are opaque to the compiler: it ends its graph before them and resumes after.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def loss_from_embeddings(
-    queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor, rule: LossRule
+def loss_terms(
+    queries: Tensor,
+    query_labels: Tensor,
+    gallery: Tensor | None,
+    gallery_labels: Tensor,
+    own: Tensor | None,
+    rule: LossRule,
 ) -> Tensor:
-    """The loss that `rule` describes over (M, D) queries and an (N, D) gallery (None: the batch itself).
+    """The six sums and counts (`rules.AP_SUM` ...) of the loss that `rule` describes, (TERMS,); the sums have a
+    gradient. A term that the rule leaves out is zero.
 
-    Vectors of any length and float dtype come in; a zero or non-finite one makes the loss NaN.
+    M queries (M, D) against a gallery (N, D), None for the batch itself; `own` says where each query stands in it
+    (`LossCall`). Vectors of any length and float dtype come in; a zero or non-finite one makes the sums NaN.
     """
-    loss: Tensor = _LossFromEmbeddings.apply(queries, gallery, query_labels, gallery_labels, rule)  # type: ignore[no-untyped-call]
-    return loss
+    return _rank_loss(queries, gallery, query_labels, gallery_labels, own, rule, True)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+def fused_loss(
+    queries: Tensor,
+    query_labels: Tensor,
+    gallery: Tensor | None,
+    gallery_labels: Tensor,
+    own: Tensor | None,
+    rule: LossRule,
+) -> Tensor:
+    """The loss that `rule` describes, with its weights, where `both_run_on_triton`; arguments as in `loss_terms`."""
+    return _rank_loss(queries, gallery, query_labels, gallery_labels, own, rule, False)
+
+
+def _rank_loss(
+    queries: Tensor,
+    gallery: Tensor | None,
+    query_labels: Tensor,
+    gallery_labels: Tensor,
+    own: Tensor | None,
+    rule: LossRule,
+    as_terms: bool,
+) -> Tensor:
+    out: Tensor
+    if is_plain_call(queries):
+        out = eager.RankLoss.apply(queries, gallery, query_labels, gallery_labels, own, rule, as_terms)  # type: ignore[no-untyped-call]
+        return out
+    return transforms.rank_loss((queries, gallery, query_labels, gallery_labels, own), rule, as_terms)
+
+
 def ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
     """AP_i under the rule's H⁺ and H⁻, (M,), with its derivative; 0 where P_i is empty. Float32 or float64 scores."""
-    ap: Tensor = _ApFromScores.apply(scores, positives, negatives, rule)  # type: ignore[no-untyped-call]
-    return ap
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def cosine_scores(queries: Tensor, gallery: Tensor | None) -> Tensor:
-    """cos(q_i, g_j), (M, N) float32; `gallery` None compares the batch with itself. GPU only (`runs_on_triton`)."""
-    scores: Tensor = _CosineScores.apply(queries, gallery)  # type: ignore[no-untyped-call]
-    return scores
-
-
-class _FirstOrderOnly(torch.autograd.Function):
-    """Hands a finished gradient on; refuses to be differentiated, in words a user can act on."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, *sources: Tensor) -> Tensor:
-        return grad
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(
-            "roadmap's fused losses have no second derivative: the ranks are counted by kernels with a hand-written "
-            "backward. Call backward() without create_graph=True, or build a double-differentiable loss from "
-            "roadmap.losses.rank_ap.plain_average_precision."
-        )
-
-
-def _first_order(grad: Tensor | None, *sources: Tensor | None) -> Tensor | None:
-    if grad is None or not torch.is_grad_enabled():
-        return grad
-    given = [s for s in sources if s is not None]
-    checked: Tensor = _FirstOrderOnly.apply(grad, *given)  # type: ignore[no-untyped-call]
-    return checked
-
-
-class _ApFromScores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
-        if runs_on_triton(scores):
-            from roadmap.kernels.triton.rows import ap_and_slope
-        else:
-            ap_and_slope = blocked.ap_and_slope
-        ap, slope = ap_and_slope(scores, positives, negatives, rule, ctx.needs_input_grad[0])
-        ctx.save_for_backward(scores, slope)
+    if is_plain_call(scores):
+        ap: Tensor = eager.ApFromScores.apply(scores, positives, negatives, rule)  # type: ignore[no-untyped-call]
         return ap
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
-        scores, slope = ctx.saved_tensors
-        with torch.no_grad():
-            out = grad[:, None] * slope
-        return _first_order(out, grad, scores), None, None, None
+    return transforms.ap_from_scores(scores, positives, negatives, rule)
 
 
-class _LossFromEmbeddings(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, gallery: Tensor | None, query_labels: Tensor, gallery_labels: Tensor, rule: LossRule
-    ) -> Tensor:
-        from roadmap.kernels.triton import fused
-
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-        small = len(query_labels) * len(gallery_labels) <= SMALL
-        with _on_device_of(queries):
-            loss, ctx.state, kept = fused.forward(queries, query_labels, gallery, gallery_labels, rule, needs, small)
-        ctx.save_for_backward(*kept)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        from roadmap.kernels.triton import fused
-
-        kept = ctx.saved_tensors
-        queries, gallery = kept[:2]
-        with torch.no_grad():
-            dq, dg = fused.backward(ctx.state, kept, grad, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
-        return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery), None, None, None
-
-
-class _CosineScores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, gallery: Tensor | None) -> Tensor:
-        from roadmap.kernels.triton import small
-
-        with _on_device_of(queries):
-            scores, ctx.q, ctx.g = small.cosine_scores(queries, gallery)
-        ctx.save_for_backward(queries, gallery)
+def cosine_scores(queries: Tensor, gallery: Tensor | None) -> Tensor:
+    """cos(q_i, g_j), (M, N), float32 or better; `gallery` None compares the batch with itself. Copies of a vector get
+    equal scores."""
+    if is_plain_call(queries):
+        scores: Tensor = eager.CosineScores.apply(queries, gallery)  # type: ignore[no-untyped-call]
         return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        from roadmap.kernels.triton import small
-        from roadmap.kernels.triton.launch import Arena
-
-        queries, gallery = ctx.saved_tensors
-        for_queries, for_gallery = ctx.needs_input_grad
-        with torch.no_grad():
-            dq = torch.empty_like(queries, memory_format=torch.contiguous_format) if for_queries else None
-            dg = torch.empty_like(gallery, memory_format=torch.contiguous_format) if for_gallery else None
-            small.add_score_gradients(Arena(grad.device), grad.contiguous(), ctx.q, ctx.g, dq, dg)
-        return _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery)
-
-
-def _on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Launches go to the current device; this makes it the tensor's, where it is another."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
+    return transforms.cosine_scores(queries, gallery)

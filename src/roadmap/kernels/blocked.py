@@ -64,7 +64,7 @@ def _ranks(
         return rank_pos, rank_neg, slope_pos, slope_neg
     rank_pos = 1 + ((t >= 0) & pos).sum(1).to(t.dtype)
     far = t > rule.delta
-    h = torch.where(far, rule.rho * (t - rule.delta) + rule.top, smooth + 0.5 * (t >= 0))
+    h = torch.where(far, rule.rho * (t - rule.delta) + rule.top, torch.where(t >= 0, smooth + rule.start, smooth))
     rank_neg = (h * neg).sum(1)
     if with_slope:
         slope_neg = smooth.mul_(1 - smooth).div_(rule.tau).masked_fill_(far, rule.rho) * neg

@@ -7,22 +7,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 
 @dataclass(frozen=True)
 class RankRule:
-    """Which H⁺ and H⁻ count the ranks: "supap" (step and Eq. 4) or "smoothap" (two sigmoids)."""
+    """Which H⁺ and H⁻ count the ranks: "supap" (step and Eq. 4) or "smoothap" (two sigmoids).
+
+    `start` is what Eq. (4) adds to the sigmoid from t = 0 on, `offset` where its linear part begins.
+    """
 
     kind: Literal["supap", "smoothap"]
     tau: float
     rho: float = 0.0
     delta: float = 0.0
+    start: float = 0.5
+    offset: float | None = None
 
     @property
     def top(self) -> float:
-        """H⁻(delta), where the linear part of Eq. (4) begins."""
-        return 1 / (1 + math.exp(-self.delta / self.tau)) + 0.5
+        """Where the linear part of Eq. (4) begins: H⁻(delta), unless an offset says otherwise."""
+        return 1 / (1 + math.exp(-self.delta / self.tau)) + self.start if self.offset is None else self.offset
+
+    @property
+    def flat(self) -> FlatRanks:
+        """The rule as the plain arguments that an operator takes: `RankRule(*flat)` counts the same."""
+        return self.kind, self.tau, self.rho, self.delta, self.start, self.top
 
     @property
     def negligible(self) -> float:
@@ -53,3 +63,38 @@ class LossRule:
     ap_weight: float = 1.0
     calibration_weight: float = 1.0
     include_self: bool = True
+
+    @property
+    def flat(self) -> FlatRule:
+        """The rule as the plain arguments that an operator takes; see `rule_of`."""
+        ranks, calibration = self.ranks, self.calibration
+        return (
+            *(("", 1.0, 0.0, 0.0, 0.0, 0.0) if ranks is None else ranks.flat),
+            *(("", 0.0, 0.0) if calibration is None else (calibration.average, calibration.alpha, calibration.beta)),
+            self.ap_weight,
+            self.calibration_weight,
+            self.include_self,
+        )
+
+
+FlatRanks = tuple[str, float, float, float, float, float]
+RANKS_SCHEMA = "str ranks, float tau, float rho, float delta, float start, float top"
+FlatRule = tuple[str, float, float, float, float, float, str, float, float, float, float, bool]
+FLAT_SCHEMA = (
+    f"{RANKS_SCHEMA}, str average, float alpha, float beta, "
+    "float ap_weight, float calibration_weight, bool include_self"
+)
+
+
+def rule_of(flat: FlatRule) -> LossRule:
+    kind, tau, rho, delta, start, top, average, alpha, beta, ap_weight, calibration_weight, include_self = flat
+    ranks = RankRule(cast(Literal["supap", "smoothap"], kind), tau, rho, delta, start, top) if kind else None
+    averaged = cast(Literal["violating", "all"], average)
+    calibration = CalibrationRule(alpha, beta, averaged) if average else None
+    return LossRule(ranks, calibration, ap_weight, calibration_weight, include_self)
+
+
+# A rank loss is sums over pairs and queries, and how many each is a sum of: these add up over rows, however the rows
+# are shared out. The terms of a loss are six numbers in this order: [0::2] are the sums, [1::2] the counts.
+AP_SUM, AP_COUNT, POS_SUM, POS_COUNT, NEG_SUM, NEG_COUNT = range(6)
+TERMS = 6

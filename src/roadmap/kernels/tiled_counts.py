@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from roadmap.kernels.precision import full_float32
 
 Product = Callable[[Tensor, Tensor, Tensor], object]  # of (height, D) and (width, D), into (height, width)
 Advance = Callable[[int], object]
@@ -42,7 +43,7 @@ def pair_scores(queries: Tensor, gallery: Tensor, columns: Tensor) -> Tensor:
     product = _product(queries)
     height, width = _tile(queries.device)
     tile = queries.new_empty(height, width)
-    with _full_precision():
+    with full_float32():
         for top in range(0, len(queries), height):
             block, wanted = _filled(queries[top : top + height], height), columns[top : top + height]
             asked = wanted >= 0
@@ -63,7 +64,7 @@ def counts_at_least(
     """See `roadmap.kernels.counts.counts_at_least`."""
     place = (queries.device, queries.dtype, queries.shape[1], torch.get_num_threads())
     few = thresholds.shape[1] < SORTED_FROM
-    with _full_precision():
+    with full_float32():
         if own is None or not few or not (position_free(*place) and symmetric(*place)):
             items = torch.arange(len(gallery), device=gallery.device)
             return _counts_among(queries, gallery, items, thresholds, advance)
@@ -224,7 +225,7 @@ def position_free(device: torch.device, dtype: torch.dtype, dim: int, threads: i
     queries, gallery = (torch.randn(rows, dim, generator=generator, dtype=dtype).to(device) for rows in (height, width))
     rows, columns = (torch.randperm(size, generator=generator).to(device) for size in (height, width))
     straight, shuffled = queries.new_empty(2, height, width)
-    with _full_precision():
+    with full_float32():
         _blas(queries, gallery, straight)
         _blas(queries[rows], gallery[columns], shuffled)
     return torch.equal(straight[rows][:, columns], shuffled)
@@ -237,21 +238,7 @@ def symmetric(device: torch.device, dtype: torch.dtype, dim: int, threads: int) 
     generator = torch.Generator().manual_seed(dim)
     queries, gallery = (torch.randn(rows, dim, generator=generator, dtype=dtype).to(device) for rows in (height, width))
     straight, turned = queries.new_empty(2, height, width)
-    with _full_precision():
+    with full_float32():
         _blas(queries, gallery, straight)
         _blas(gallery[:height].contiguous(), _filled(queries, width), turned)
     return torch.equal(straight[:, :height], turned[:, :height].T)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """float32 products in float32: a user's TF32 or bfloat16 setting is for training, not for ranks."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -1,9 +1,9 @@
 """Checks of what the user passes, in one place, so that every loss refuses the same things in the same words.
 
 Shapes, types and devices are checked everywhere. Values (NaN, zero vectors, overlapping masks) are checked where
-looking at them is free: on the CPU, outside `torch.compile`. On a GPU reading a value back would stall the stream
-at every step, so there a zero or non-finite vector makes the loss NaN instead (`Comparison.poisoned`), which any
-training loop that looks at its loss will notice.
+looking at them is free: on the CPU, outside `torch.compile` and `torch.func`. On a GPU reading a value back would stall
+the stream at every step, so there a zero or non-finite vector makes the loss NaN instead (`Comparison.loss_or_nan`),
+which any training loop that looks at its loss will notice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from roadmap.kernels.directions import has_direction
+from roadmap.metrics import scores as table
+
 Average = Literal["violating", "all"]
 
 
 def values_are_free_to_read(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    watched = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not watched
 
 
 def check_number(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
@@ -92,7 +96,7 @@ def check_labels(name: str, labels: Tensor, of: str, x: Tensor) -> None:
 
 def check_norms(name: str, x: Tensor, norms: Tensor) -> None:
     """Name the first row that has no direction. Call only where `values_are_free_to_read`."""
-    usable = norms.isfinite() & (norms > 0)
+    usable = has_direction(norms)
     if bool(usable.all()):
         return
     row = int((~usable).nonzero()[0])
@@ -102,33 +106,13 @@ def check_norms(name: str, x: Tensor, norms: Tensor) -> None:
     elif float(norms[row]) == 0:
         what = "is a zero vector, which has no direction and so no cosine"
     else:
-        what = "has a norm that overflows"
+        long = not math.isfinite(norms[row])
+        what = "has a norm that overflows" if long else "is so short that its gradient overflows"
     bad = int((~usable).sum())
     raise ValueError(f"{name}[{row}] {what} ({bad} of {x.shape[0]} rows are unusable); look at what the model put out")
 
 
 def check_scores(scores: Tensor, positives: Tensor, negatives: Tensor) -> None:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-    if scores.ndim != 2:
-        raise ValueError(
-            f"scores must have shape (queries, gallery), got {tuple(scores.shape)}; use scores[None] for one query"
-        )
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must be floating point, got {scores.dtype}")
-    for name, mask in (("positives", positives), ("negatives", negatives)):
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"{name} must be a bool mask, got {came}")
-        if mask.shape != scores.shape:
-            raise ValueError(f"{name} has shape {tuple(mask.shape)} but scores has {tuple(scores.shape)}")
-        if mask.device != scores.device:
-            raise ValueError(f"{name} is on {mask.device} but scores is on {scores.device}")
-    if values_are_free_to_read(scores):
-        if bool((positives & negatives).any()):
-            raise ValueError(
-                "an item is both in positives and in negatives; each may be in one, or in neither (ignored)"
-            )
-        if not bool(scores.isfinite().all()):
-            row, column = (int(v) for v in (~scores.isfinite()).nonzero()[0])
-            raise ValueError(f"scores[{row}, {column}] is {float(scores[row, column])}; scores must be finite")
+    """As the metrics check them; the values only where looking at them is free."""
+    free = isinstance(scores, Tensor) and values_are_free_to_read(scores)
+    table.check_scores(scores, positives, negatives, values=free)

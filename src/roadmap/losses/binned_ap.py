@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_flag, check_scores
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import mean_ap_loss
 
 # Scores whose weights are held at once.
@@ -39,7 +40,7 @@ def softbinap(scores: Tensor, positives: Tensor, negatives: Tensor, bins: int = 
 def _binned_ap_loss(scores: Tensor, positives: Tensor, negatives: Tensor, nodes: int) -> Tensor:
     """1 - mean binned AP over the queries with a positive; `nodes` evenly spaced from +1 down to -1."""
     check_scores(scores, positives, negatives)
-    h_pos, h_neg = _Histograms.apply(widened(scores), positives, negatives, nodes)  # type: ignore[no-untyped-call]
+    h_pos, h_neg = _Histograms.apply(at_least_float32(scores), positives, negatives, nodes)  # type: ignore[no-untyped-call]
     found_pos = h_pos.cumsum(1)
     found = found_pos + h_neg.cumsum(1)
     # A bin before the first item holds 0 of 0; its precision multiplies h_pos = 0, so any finite value will do.
@@ -166,9 +167,9 @@ class FastAP(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         positives = c.positives(include_self=self.include_self)
-        return c.poisoned(fastap(c.scores, positives, c.negatives, self.bins))
+        return c.loss_or_nan(fastap(c.scores, positives, c.negatives, self.bins))
 
 
 class SoftBinAP(nn.Module):
@@ -197,6 +198,6 @@ class SoftBinAP(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         positives = c.positives(include_self=self.include_self)
-        return c.poisoned(softbinap(c.scores, positives, c.negatives, self.bins))
+        return c.loss_or_nan(softbinap(c.scores, positives, c.negatives, self.bins))

@@ -15,8 +15,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_number, check_scores
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import mean_ap_loss
 
 Perturbation = Literal["fixed", "random"]
@@ -48,7 +49,7 @@ def blackboxap(
     check_number("lam", lam, above=0)
     check_number("margin", margin, at_least=0)
     check_perturbation(perturbation)
-    wide = widened(scores)
+    wide = at_least_float32(scores)
     # drawn without regard to the masks, which would show in later draws
     sizes = margin / 2 * torch.randn_like(wide).abs() if perturbation == "random" else margin / 2
     shifted = wide + sizes * (negatives.to(wide.dtype) - positives.to(wide.dtype))
@@ -137,6 +138,6 @@ class BlackBoxAP(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         positives = c.positives(include_self=self.include_self)
-        return c.poisoned(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin, self.perturbation))
+        return c.loss_or_nan(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin, self.perturbation))

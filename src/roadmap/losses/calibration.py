@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from roadmap.kernels import CalibrationRule, LossRule
+from roadmap.kernels.precision import at_least_float32
+from roadmap.kernels.rules import POS_COUNT, POS_SUM
 from roadmap.losses.arguments import Average, check_average, check_scores, check_thresholds
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.terms import Terms, calibration_terms
 
 
 def calibration(
@@ -36,20 +39,7 @@ def calibration(
     check_scores(scores, positives, negatives)
     check_thresholds(alpha, beta)
     check_average(average)
-    wide = widened(scores)
-    mean = _mean_of_violations if average == "violating" else _mean_of_query_means
-    # relu, not clamp: clamp has a gradient at 0 and would push a pair that just meets its threshold
-    return mean((alpha - wide).relu(), positives) + mean((wide - beta).relu(), negatives)
-
-
-def _mean_of_violations(hinge: Tensor, pairs: Tensor) -> Tensor:
-    violating = pairs & (hinge > 0)
-    return (hinge * violating).sum() / violating.sum().clamp(min=1)
-
-
-def _mean_of_query_means(hinge: Tensor, pairs: Tensor) -> Tensor:
-    per_query = (hinge * pairs).sum(1) / pairs.sum(1).clamp(min=1)
-    return per_query.sum() / pairs.any(1).sum().clamp(min=1)
+    return calibration_terms(at_least_float32(scores), positives, negatives, alpha, beta, average).means.sum()
 
 
 class Calibration(nn.Module):
@@ -79,10 +69,25 @@ class Calibration(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        fused = c.fused_loss(LossRule(None, CalibrationRule(self.alpha, self.beta, self.average)))
-        if fused is not None:
-            return fused
-        positives = c.positives(include_self=False)
-        return c.poisoned(calibration(c.scores, positives, c.negatives, self.alpha, self.beta, self.average))
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """What positives lack and what negatives have too much, over how many pairs or queries: two terms."""
+        found = c.terms(self.rule)
+        if found is not None:
+            return Terms(found[POS_SUM::2], found[POS_COUNT::2].detach())
+        pairs = c.positives(include_self=False)
+        terms = calibration_terms(c.scores, pairs, c.negatives, self.alpha, self.beta, self.average)
+        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        return terms.means.sum()
+
+    @property
+    def rule(self) -> LossRule:
+        return LossRule(None, CalibrationRule(self.alpha, self.beta, self.average))

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, values_are_free_to_read
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
 
 Miner = Callable[..., Sequence[Tensor]]
 
@@ -59,7 +60,7 @@ class MetricLearning(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if indices_tuple is not None and self.miner is not None:
             raise ValueError("indices_tuple was given, but this loss has a miner of its own; leave one of them out")
         if self.embedding_size not in (None, embeddings.shape[1]):
@@ -70,12 +71,12 @@ class MetricLearning(nn.Module):
         labels, zero = self._class_labels(labels)
         # Every input and parameter gets a gradient, if only zero.
         reached = [x for x in (embeddings, ref_emb, *self.loss.parameters()) if x is not None and x.is_floating_point()]
-        zero = zero + sum((widened(x) * 0).sum() for x in reached)
+        zero = zero + sum((at_least_float32(x) * 0).sum() for x in reached)
         if len(c.query_labels) == 0 or len(c.gallery_labels) == 0:
-            return c.poisoned(zero)
+            return c.loss_or_nan(zero)
         with torch.autocast(embeddings.device.type, enabled=False):
-            value = self._value(widened(embeddings), labels, indices_tuple, ref_emb, ref_labels)
-        return c.poisoned(value + zero)
+            value = self._value(at_least_float32(embeddings), labels, indices_tuple, ref_emb, ref_labels)
+        return c.loss_or_nan(value + zero)
 
     # The library's control flow hangs on values (which pairs exist, which violate), which no compiler follows.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from roadmap.kernels import LossRule, RankRule, ap_from_scores
+from roadmap.kernels.precision import at_least_float32
+from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_flag, check_number, check_scores
-from roadmap.losses.comparison import compared, widened
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.terms import Terms, ap_terms
 
 StepFunction = Callable[[Tensor], Tensor]
 
@@ -39,41 +41,27 @@ def heaviside(t: Tensor) -> Tensor:
     return (t >= 0).to(t.dtype)
 
 
-def h_minus(t: Tensor, tau: float, rho: float, delta: float) -> Tensor:
+def h_minus(t: Tensor, tau: float, rho: float, delta: float, start: float = 0.5, offset: float | None = None) -> Tensor:
     """H⁻ of Eq. (4), an upper bound of H.
 
     The paper gives t = 0 to the first two branches; only the second, H⁻(0) = 1, keeps the bound at a tie.
-    """
-    smooth = torch.sigmoid(t / tau)
-    linear = rho * (t - delta) + (1 / (1 + math.exp(-delta / tau)) + 0.5)
-    return torch.where(t > delta, linear, torch.where(t >= 0, smooth + 0.5, smooth))
-
-
-def average_precision(
-    scores: Tensor, positives: Tensor, negatives: Tensor, reduction: Literal["mean", "none"] = "mean"
-) -> Tensor:
-    """Exact AP, Eqs. (1) and (3): ties count against the positive. No gradient.
 
     Args:
-        scores: (M, N), higher is nearer.
-        positives: (M, N) mask of P_i.
-        negatives: (M, N) mask of N_i; an item in neither is ignored.
-        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where
-            P_i is empty.
+        start: what is added to the sigmoid from t = 0 on; the bound needs 1/2.
+        offset: where the linear part begins; None, as in the paper: where the sigmoid part ends.
     """
-    check_scores(scores, positives, negatives)
-    if reduction not in ("mean", "none"):
-        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    ap = plain_average_precision(widened(scores.detach()), positives, negatives, heaviside, heaviside)
-    ap = ap.masked_fill(~positives.any(1), math.nan)
-    return ap.nanmean() if reduction == "mean" else ap
+    smooth = torch.sigmoid(t / tau)
+    top = 1 / (1 + math.exp(-delta / tau)) + start if offset is None else offset
+    return torch.where(t > delta, rho * (t - delta) + top, torch.where(t >= 0, smooth + start, smooth))
 
 
 def smoothap(scores: Tensor, positives: Tensor, negatives: Tensor, tau: float = 0.01) -> Tensor:
     """L_SmoothAP (Brown et al., ECCV 2020): both ranks counted with sigmoid(t / tau). Arguments as in `supap`."""
     check_scores(scores, positives, negatives)
     check_number("tau", tau, above=0)
-    return mean_ap_loss(ap_from_scores(widened(scores), positives, negatives, RankRule("smoothap", tau)), positives)
+    return mean_ap_loss(
+        ap_from_scores(at_least_float32(scores), positives, negatives, RankRule("smoothap", tau)), positives
+    )
 
 
 def supap(
@@ -83,6 +71,8 @@ def supap(
     tau: float = 0.01,
     rho: float = 100.0,
     delta: float | None = None,
+    start: float = 0.5,
+    offset: float | None = None,
 ) -> Tensor:
     """L_SupAP, Eq. (5): a smooth upper bound of the AP loss, as a scalar with a gradient.
 
@@ -93,18 +83,23 @@ def supap(
         tau: temperature of the sigmoid part of H⁻.
         rho: slope of its linear part.
         delta: where the linear part begins; None takes `saturation_point(tau)`.
+        start, offset: constants of H⁻ that the released code has otherwise; see `SupAP`.
 
     A query without positives does not count; if none counts the loss is 0 with zero gradients.
     """
     check_scores(scores, positives, negatives)
-    delta = _check_h_minus(tau, rho, delta)
-    rule = RankRule("supap", tau, rho, delta)
-    return mean_ap_loss(ap_from_scores(widened(scores), positives, negatives, rule), positives)
+    delta = _check_h_minus(tau, rho, delta, start, offset)
+    rule = RankRule("supap", tau, rho, delta, start, offset)
+    return mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
 
 
-def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
+def _check_h_minus(tau: float, rho: float, delta: float | None, start: float, offset: float | None) -> float:
+    """The delta that is meant."""
     check_number("tau", tau, above=0)
     check_number("rho", rho, at_least=0)
+    check_number("start", start, at_least=0)
+    if offset is not None:
+        check_number("offset", offset, at_least=0)
     if delta is None:
         return saturation_point(tau)
     check_number("delta", delta, at_least=0)
@@ -113,9 +108,7 @@ def _check_h_minus(tau: float, rho: float, delta: float | None) -> float:
 
 def mean_ap_loss(ap: Tensor, positives: Tensor) -> Tensor:
     """1 - mean of AP_i, (M,), over the queries with a positive; 0 with zero gradients when there is none."""
-    counts = positives.any(1)
-    mean: Tensor = ((1 - ap) * counts).sum() / counts.sum().clamp(min=1)
-    return mean
+    return ap_terms(ap, positives).means[0]
 
 
 def plain_average_precision(
@@ -131,6 +124,16 @@ def plain_average_precision(
     rank_neg = torch.where(negatives[query], h_neg(t), zero).sum(1)
     precision = rank_pos / (rank_pos + rank_neg)
     return scores.new_zeros(len(scores)).index_add(0, query, precision) / positives.sum(1).clamp(min=1)
+
+
+def _ap_terms(c: Comparison, rule: LossRule) -> Terms:
+    found = c.terms(rule)
+    if found is not None:
+        return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
+    assert rule.ranks is not None
+    positives = c.positives(include_self=rule.include_self)
+    terms = ap_terms(ap_from_scores(c.scores, positives, c.negatives, rule.ranks), positives)
+    return Terms(c.loss_or_nan(terms.sums), terms.counts)
 
 
 class SmoothAP(nn.Module):
@@ -158,13 +161,23 @@ class SmoothAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        fused = c.fused_loss(LossRule(RankRule("smoothap", self.tau), None, include_self=self.include_self))
-        if fused is not None:
-            return fused
-        positives = c.positives(include_self=self.include_self)
-        return c.poisoned(smoothap(c.scores, positives, c.negatives, self.tau))
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
+        return _ap_terms(c, self.rule)
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        return terms.means[0]
+
+    @property
+    def rule(self) -> LossRule:
+        return LossRule(RankRule("smoothap", self.tau), None, include_self=self.include_self)
 
 
 class SupAP(nn.Module):
@@ -175,20 +188,34 @@ class SupAP(nn.Module):
         rho: slope of the linear part of H⁻.
         delta: where the linear part begins; None takes tau ln((1 - 1e-2) / 1e-2), 0.046 for tau = 0.01.
         include_self: whether, in the in-batch call, the query is one of its own positives (the paper's Q ⊆ Ω).
+        start: what H⁻ adds to the sigmoid for 0 <= t <= delta: 1/2 in Eq. (4), 0 in the released iNaturalist settings.
+        offset: where the linear part of H⁻ begins; None, as in Eq. (4), takes sigmoid(delta / tau) + start, 1.49 at the
+            defaults. Released: 1.44, and 1.0 for iNaturalist, with delta = 0.05.
+
+    The loss is an upper bound of the AP loss if start >= 1/2 and offset >= 1; a tie takes H⁻(0) = 1/2 + start.
     """
 
     def __init__(
-        self, tau: float = 0.01, rho: float = 100.0, delta: float | None = None, include_self: bool = True
+        self,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = None,
+        include_self: bool = True,
+        start: float = 0.5,
+        offset: float | None = None,
     ) -> None:
         super().__init__()
-        self.delta = _check_h_minus(tau, rho, delta)
+        self.delta = _check_h_minus(tau, rho, delta, start, offset)
         check_flag("include_self", include_self)
         self.tau = tau
         self.rho = rho
         self.include_self = include_self
+        self.start = start
+        self.offset = offset
 
     def extra_repr(self) -> str:
-        return f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
+        said = f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
+        return said + f", start={self.start}, offset={self.offset}"
 
     def forward(
         self,
@@ -197,11 +224,21 @@ class SupAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        rule = RankRule("supap", self.tau, self.rho, self.delta)
-        fused = c.fused_loss(LossRule(rule, None, include_self=self.include_self))
-        if fused is not None:
-            return fused
-        positives = c.positives(include_self=self.include_self)
-        return c.poisoned(supap(c.scores, positives, c.negatives, self.tau, self.rho, self.delta))
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
+        return _ap_terms(c, self.rule)
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        return terms.means[0]
+
+    @property
+    def rule(self) -> LossRule:
+        ranks = RankRule("supap", self.tau, self.rho, self.delta, self.start, self.offset)
+        return LossRule(ranks, None, include_self=self.include_self)

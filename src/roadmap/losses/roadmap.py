@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from roadmap.kernels import CalibrationRule, LossRule, RankRule
+from roadmap.kernels import LossRule
+from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import Average, check_number
-from roadmap.losses.calibration import Calibration, calibration
-from roadmap.losses.comparison import compared
-from roadmap.losses.rank_ap import SupAP, supap
+from roadmap.losses.calibration import Calibration
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.rank_ap import SupAP
+from roadmap.losses.terms import Terms
 
 
 class ROADMAP(nn.Module):
     """L_ROADMAP = (1 - lam) L_SupAP + lam L_calibr., Eq. (2).
 
     Args:
-        lam: weight of the calibration, in [0, 1].
-        tau, rho, delta, include_self: see `SupAP`.
+        lam: weight of the calibration, in [0, 1]. The released code adds the two 1 + 1; twice the loss is the same
+            step under Adam, but for the weight decay, which then counts half as much (docs/maths.md).
+        tau, rho, delta, include_self, start, offset: see `SupAP`.
         alpha, beta, average: see `Calibration`.
 
     >>> import torch
@@ -37,13 +40,15 @@ class ROADMAP(nn.Module):
         beta: float = 0.6,
         average: Average = "violating",
         include_self: bool = True,
+        start: float = 0.5,
+        offset: float | None = None,
     ) -> None:
         super().__init__()
         check_number("lam", lam, at_least=0)
         if lam > 1:
             raise ValueError(f"lam must be <= 1: the loss is (1 - lam) SupAP + lam calibration, got {lam}")
         self.lam = lam
-        self.supap = SupAP(tau, rho, delta, include_self)
+        self.supap = SupAP(tau, rho, delta, include_self, start, offset)
         self.calibration = Calibration(alpha, beta, average)
 
     def extra_repr(self) -> str:
@@ -56,21 +61,25 @@ class ROADMAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = compared(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        ranks, scores = self.supap, self.calibration
-        rule = LossRule(
-            RankRule("supap", ranks.tau, ranks.rho, ranks.delta),
-            CalibrationRule(scores.alpha, scores.beta, scores.average),
-            ap_weight=1 - self.lam,
-            calibration_weight=self.lam,
-            include_self=ranks.include_self,
-        )
-        fused = c.fused_loss(rule)
-        if fused is not None:
-            return fused
-        positives = c.positives(include_self=ranks.include_self)
-        ap_loss = supap(c.scores, positives, c.negatives, ranks.tau, ranks.rho, ranks.delta)
-        pairs = c.positives(include_self=False)
-        score_loss = calibration(c.scores, pairs, c.negatives, scores.alpha, scores.beta, scores.average)
-        return c.poisoned((1 - self.lam) * ap_loss + self.lam * score_loss)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """The term of `SupAP` and the two of `Calibration`, from one pass over the scores."""
+        found = c.terms(self.rule)
+        if found is None:
+            return Terms.concatenation(self.supap.terms(c), self.calibration.terms(c))
+        return Terms(found[AP_SUM::2], found[AP_COUNT::2].detach())
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        means = terms.means
+        return (1 - self.lam) * means[0] + self.lam * (means[1] + means[2])
+
+    @property
+    def rule(self) -> LossRule:
+        ranks, scores = self.supap.rule, self.calibration.rule
+        return LossRule(ranks.ranks, scores.calibration, 1 - self.lam, self.lam, ranks.include_self)

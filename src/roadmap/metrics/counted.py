@@ -79,7 +79,7 @@ def average_precision(
         negatives = ~positives if isinstance(positives, Tensor) and positives.dtype == torch.bool else positives
     check_scores(scores, positives, negatives)
     ap = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
-    if positives.numel():
+    if bool(positives.any()):
         # widened: ties stay ties, and no search among half-precision numbers exists on a CPU
         wide = scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
         ap = average_precision_of(counts_of_scores(wide, positives, negatives), ties)

@@ -13,9 +13,10 @@ Queries without positives in a setting stay out of its means.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -127,13 +128,26 @@ def revisited_metrics(rankings: ArrayLike | Tensor, truth: GroundTruth) -> dict[
     return {setting: _setting_means(ranks(setting)) for setting in POSITIVE_IN}
 
 
+@overload
+def revisited_metrics_of_vectors(
+    queries: Vectors, database: Vectors, truth: GroundTruth, per_query: Literal[False] = ...
+) -> dict[str, dict[str, float]]: ...
+
+
+@overload
+def revisited_metrics_of_vectors(
+    queries: Vectors, database: Vectors, truth: GroundTruth, per_query: Literal[True]
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, Tensor]]]: ...
+
+
 @torch.no_grad()
 def revisited_metrics_of_vectors(
-    queries: Vectors, database: Vectors, truth: GroundTruth
-) -> dict[str, dict[str, float]]:
+    queries: Vectors, database: Vectors, truth: GroundTruth, per_query: bool = False
+) -> dict[str, dict[str, float]] | tuple[dict[str, dict[str, float]], dict[str, dict[str, Tensor]]]:
     """The same from vectors (Q, D) and (N, D), by cosine; a negative that ties with a positive comes before it.
 
-    Of any float types: scores are float64 where one of the two came as float64, else float32.
+    Of any float types: scores are float64 where one of the two came as float64, else float32. With `per_query`, a pair:
+    that dict, and the values of each query, (Q,) float64, NaN for one without positives.
     """
     q, g = unit_queries_and_gallery(queries, database, "database")
     if len(q) != len(truth.easy):
@@ -147,7 +161,17 @@ def revisited_metrics_of_vectors(
         rank = torch.arange(counts.valid.shape[1], device=q.device) + counts.negatives_at_least
         return [row[valid].cpu().numpy() for row, valid in zip(rank, counts.valid, strict=True)]
 
-    return {setting: _setting_means(ranks(setting)) for setting in POSITIVE_IN}
+    found = {setting: ranks(setting) for setting in POSITIVE_IN}
+    means = {setting: _setting_means(some) for setting, some in found.items()}
+    return (means, {setting: _query_values(some) for setting, some in found.items()}) if per_query else means
+
+
+def _query_values(ranks: Sequence[Indices]) -> dict[str, Tensor]:
+    def values(measure: Callable[[Indices], float]) -> Tensor:
+        return torch.tensor([measure(some) if len(some) else math.nan for some in ranks], dtype=torch.float64)
+
+    precisions = {f"mP@{k}": values(lambda some, k=k: precision_among(some, k)) for k in KS}  # type: ignore[misc]
+    return {"trapezoidal mAP": values(trapezoidal_average_precision), **precisions}
 
 
 def _setting_means(ranks: Sequence[Indices]) -> dict[str, float]:

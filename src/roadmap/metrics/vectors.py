@@ -7,6 +7,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from roadmap.kernels.directions import has_direction
+
 Vectors = Tensor | ArrayLike
 
 # Numbers normalised at a time, in float64: bounds the memory beside the result.
@@ -75,12 +77,13 @@ def fixed_order_sum(terms: Tensor) -> Tensor:
 
 
 def _check_direction(largest: Tensor, name: str, top: int) -> None:
-    """`largest`: the largest magnitude in each row."""
-    bad = ~(torch.isfinite(largest) & (largest > 0))
+    """`largest`: the largest magnitude in each row, which is finite and not zero where the length is."""
+    bad = ~has_direction(largest)
     if not bad.any():
         return
     row = int(bad.nonzero()[0])
-    what = "is zero" if largest[row] == 0 else "holds NaN or infinity"
+    finite = bool(largest[row].isfinite())
+    what = ("is zero" if largest[row] == 0 else "is too short") if finite else "holds NaN or infinity"
     raise ValueError(
         f"{name} row {top + row} {what}, so its cosine score is undefined "
         f"({int(bad.sum())} such rows among rows {top} to {top + len(largest) - 1}); remove or repair it"

@@ -209,8 +209,8 @@ border:1px solid var(--line);border-radius:10px}
 figure{margin:0;font-size:13px;line-height:1.35;overflow-wrap:anywhere}
 figcaption{margin-top:6px;color:var(--faint)}
 figcaption b{color:var(--ink)}
-img{display:block;width:100%;aspect-ratio:1;object-fit:cover;border-radius:4px;background:#fff}
-.answers{display:grid;gap:12px;min-width:0}
+img{display:block;width:100%;aspect-ratio:1;object-fit:cover;border-radius:4px;background:#fff padding-box}
+.answers{display:grid;gap:12px;min-width:0;align-content:start}
 ol{list-style:none;margin:0;padding:0;display:grid;grid-template-columns:repeat(var(--count),minmax(0,96px));gap:8px}
 li{position:relative;min-width:0}
 .right{--frame:var(--right)}

@@ -26,7 +26,7 @@ from roadmap.losses import (
     softbinap,
     supap,
 )
-from roadmap.losses.comparison import compared
+from roadmap.losses.comparison import Comparison
 
 CLASSES, ITEMS, DIMENSIONS = 32, 8, 8  # a set of 256 items, crowded: 32 classes in 8 dimensions
 STRANGERS = 3  # items of each class that begin in the midst of another class
@@ -131,7 +131,7 @@ def first_pushes(loss: ScoreLoss, embeddings: Tensor, labels: Tensor, batches: T
     """The sign of -∂L/∂s for each positive that a negative of its batch outranks."""
     found = []
     for b in batches:
-        c = compared(embeddings[b], labels[b])
+        c = Comparison.of(embeddings[b], labels[b])
         scores = c.scores.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(scores, c.positives(include_self=True), c.negatives), scores)
         best_negative = scores.masked_fill(c.relevant, -2).amax(1, keepdim=True)
@@ -172,7 +172,7 @@ def course(
             curve.append(_measured(loss, embeddings, labels, judged))
             tick()
         curves.append(curve)
-        c = compared(embeddings.detach(), labels)
+        c = Comparison.of(embeddings.detach(), labels)
         scores.append((c.scores[c.positives(include_self=False)], c.scores[c.negatives]))
     ap, batch_ap, value = torch.tensor(curves).unbind(-1)
     mean = Pushes(*(sum(getattr(p, k) for p in pushes) / len(pushes) for k in ("up", "none", "down")))

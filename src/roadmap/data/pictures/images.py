@@ -63,7 +63,7 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
                 if ImageFile.LOAD_TRUNCATED_IMAGES:
                     raise PictureError(path, "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damage would go unseen")
                 opened.load()
-                image = _rgb(path, ImageOps.exif_transpose(opened))
+                image = rgb(path, ImageOps.exif_transpose(opened))
     except (PictureError, MemoryError):  # the machine's memory says nothing about the picture
         raise
     except Exception as error:  # Pillow's decoders raise whatever comes to them on damaged files
@@ -122,7 +122,7 @@ def reads_heif() -> bool:
     return True
 
 
-def _rgb(path: str, image: Image.Image) -> Image.Image:
+def rgb(path: str, image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):

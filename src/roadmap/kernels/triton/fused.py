@@ -2,78 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from roadmap.kernels.rules import LossRule
-from roadmap.kernels.triton import products, small, tiles
-from roadmap.kernels.triton.launch import Program, signature_of
+from roadmap.kernels.calls import LossCall
+from roadmap.kernels.paths import is_small
+from roadmap.kernels.rules import TERMS, LossRule
+from roadmap.kernels.triton import small, tiles_backward, tiles_forward
+from roadmap.kernels.triton.launch import Arena, Program, new_buffer, signature_of
+from roadmap.kernels.triton.small import small_state
+from roadmap.kernels.triton.tiles import PositivePairs, positive_pairs, tile_state
 
 MOST_PROGRAMS = 64  # records kept; a loop has one or two, a sweep over shapes must not gather them for ever
 _programs: dict[Any, tuple[Program, Program]] = {}
 
 
 @dataclass(frozen=True)
-class FusedState:
-    """Between forward and backward, beside the tensors: what the kernels left (None where it was played)."""
+class Note:
+    """Between forward and backward, beside the tensors."""
 
     program: Program
-    kept: Any
-    is_small: bool
+    pairs: PositivePairs | None
+    rule: LossRule
+    as_terms: bool
 
 
-def forward(
-    queries: Tensor,
-    query_labels: Tensor,
-    gallery: Tensor | None,
-    gallery_labels: Tensor,
-    rule: LossRule,
-    needs: tuple[bool, bool],
-    is_small: bool,
-) -> tuple[Tensor, FusedState, tuple[Tensor | None, ...]]:
-    """The loss; its state; and the tensors that the backward reads, for autograd to keep and to free."""
-    query_labels, gallery_labels = query_labels.long().contiguous(), gallery_labels.long().contiguous()
-    loss = torch.empty((), device=queries.device)
-    pairs = None if is_small else tiles.sorted_pairs(query_labels, None if gallery is None else gallery_labels)
-    runs = () if pairs is None else (pairs.query_order, pairs.gallery_order, pairs.start, pairs.end, pairs.offset)
-    tensors = (queries, gallery, query_labels, gallery_labels, loss, *runs)
-    without_loss = (
-        queries,
-        gallery,
-        query_labels,
-        gallery_labels,
-        None,
-        *runs,
-    )  # kept with it, it would never be freed
-    signatures = tuple(signature_of(t) for t in tensors)
-    counts = None if pairs is None else (pairs.total, pairs.largest)
-    key = (rule, needs, is_small, queries.device, counts, signatures)
-    programs = _programs.pop(key, None) or (Program(), Program())
-    _programs[key] = programs  # the last used stands last
-    if len(_programs) > MOST_PROGRAMS:
-        _programs.pop(next(iter(_programs)), None)
-    tape = programs[0].tape
-    if tape is not None and (programs[1].tape is not None or not any(needs)):
-        workspace = torch.empty(tape.workspace, device=queries.device, dtype=torch.uint8)
-        tape.play([0 if t is None else t.data_ptr() for t in (*tensors, workspace)], queries.device.index or 0)
-        return loss, FusedState(programs[1], None, is_small), (*without_loss, workspace)
-    with programs[0].run(queries.device, tensors) as arena:
+def forward(call: LossCall, needs: tuple[bool, bool]) -> tuple[Tensor, Note, tuple[Tensor | None, ...]]:
+    """The loss or its terms; a note; and the tensors that the backward reads, for autograd to keep and to free.
+
+    The last of these is the buffer with all that the kernels left.
+    """
+    call = _tidy(call)
+    device = call.queries.device
+    out = torch.empty((TERMS,) if call.as_terms else (), device=device, dtype=torch.float32)
+    pairs = None if is_small(*call.shape) else positive_pairs(call)
+    given = _given(call, pairs)
+    programs = _programs_of(call, needs, pairs, given)
+    program, tape = programs[0], programs[0].tape
+    if tape is not None:
+        buffer = new_buffer(tape.workspace, device)
+        tape.play([0 if t is None else t.data_ptr() for t in (*given, out, buffer)], device.index or 0)
+        return out, Note(programs[1], pairs, call.rule, call.as_terms), (*given, buffer)
+    if program.size is None:
+        program.size = buffer_size(call, pairs, any(needs))
+    buffer = new_buffer(program.size, device)
+    with program.run(device, (*given, out), buffer) as arena:
         if pairs is None:
-            kept: Any = small.forward(arena, loss, queries, query_labels, gallery, gallery_labels, rule, any(needs))
+            small.forward(small_state(arena, call, any(needs)), out, call)
         else:
-            kept = tiles.forward(arena, loss, queries, gallery, pairs, rule, any(needs))
-    return loss, FusedState(programs[1], kept, is_small), (*without_loss, arena.buffer)
+            tiles_forward.forward(tile_state(arena, call, pairs), out, call, pairs, any(needs))
+    return out, Note(programs[1], pairs, call.rule, call.as_terms), (*given, buffer)
 
 
 def backward(
-    state: FusedState, kept: tuple[Tensor | None, ...], upstream: Tensor, needs: tuple[bool, bool]
+    note: Note, kept: Sequence[Tensor | None], upstream: Tensor, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients at queries and gallery, where needed; in the in-batch call both roles meet in the queries."""
-    program = state.program
-    upstream = upstream.float()
+    program, pairs = note.program, note.pairs
+    upstream = upstream.float().contiguous()
     if upstream.data_ptr() & 15:
         upstream = upstream.clone()  # a record takes aligned tensors for granted
     grad_queries, grad_gallery = (
@@ -81,13 +71,81 @@ def backward(
         for x, need in zip(kept[:2], needs, strict=True)
     )
     tensors = (*kept, upstream, grad_queries, grad_gallery)
-    if state.kept is None:
-        assert program.tape is not None
-        workspace = torch.empty(program.tape.workspace, device=upstream.device, dtype=torch.uint8)
-        everything = (*tensors, workspace)
-        program.tape.play([0 if t is None else t.data_ptr() for t in everything], upstream.device.index or 0)
+    if program.tape is not None:
+        workspace = new_buffer(program.tape.workspace, upstream.device)
+        addresses = [0 if t is None else t.data_ptr() for t in (*tensors, workspace)]
+        program.tape.play(addresses, upstream.device.index or 0)
         return grad_queries, grad_gallery
-    with program.run(upstream.device, tensors) as arena:
-        module = small if state.is_small else products
-        module.backward(arena, state.kept, upstream, grad_queries, grad_gallery)
+    call = _call_over(note, kept)
+    state = Arena(upstream.device, kept[-1])
+    with program.run(upstream.device, tensors, None) as arena:
+        if pairs is None:
+            small.backward(arena, small_state(state, call, True), call, upstream, grad_queries, grad_gallery)
+        else:
+            tiled = tile_state(state, call, pairs)
+            tiles_backward.backward(arena, tiled, call, pairs, upstream, grad_queries, grad_gallery)
     return grad_queries, grad_gallery
+
+
+def backward_of_buffer(
+    call: LossCall, buffer: Tensor, upstream: Tensor, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward where only the buffer was kept; where it is empty, the forward runs again."""
+    if not len(buffer):
+        _, note, kept = forward(call, needs)
+        return backward(note, kept, upstream, needs)
+    call = _tidy(call)
+    kept = (*_given(call, None), buffer)
+    program = _programs_of(call, needs, None, _given(call, None))[1]
+    return backward(Note(program, None, call.rule, call.as_terms), kept, upstream, needs)
+
+
+def buffer_size(call: LossCall, pairs: PositivePairs | None, keep: bool) -> int:
+    """Bytes that the kernels of a forward write."""
+    arena = Arena(torch.device("meta"))
+    if pairs is None:
+        small_state(arena, call, keep)
+    else:
+        tile_state(arena, call, pairs)
+    return arena.used
+
+
+def _tidy(call: LossCall) -> LossCall:
+    """Labels and places as the kernels read them."""
+    labels, others, own = call.query_labels, call.gallery_labels, call.own
+    if all(t is None or (t.dtype == torch.int64 and t.is_contiguous()) for t in (labels, others, own)):
+        return call
+    return replace(
+        call,
+        query_labels=labels.long().contiguous(),
+        gallery_labels=others.long().contiguous(),
+        own=None if own is None else own.long().contiguous(),
+    )
+
+
+def _given(call: LossCall, pairs: PositivePairs | None) -> tuple[Tensor | None, ...]:
+    runs = () if pairs is None else pairs.tensors
+    return call.queries, call.gallery, call.query_labels, call.gallery_labels, call.own, *runs
+
+
+def _call_over(note: Note, kept: Sequence[Tensor | None]) -> LossCall:
+    """The call again, from the tensors that autograd kept."""
+    queries, gallery, query_labels, gallery_labels, own = kept[:5]
+    assert queries is not None
+    assert query_labels is not None
+    assert gallery_labels is not None
+    return LossCall(queries, gallery, query_labels, gallery_labels, own, note.rule, note.as_terms)
+
+
+def _programs_of(
+    call: LossCall, needs: tuple[bool, bool], pairs: PositivePairs | None, tensors: Sequence[Tensor | None]
+) -> tuple[Program, Program]:
+    """The records of calls like this one; a call is told apart by what its launches take for granted."""
+    counts = None if pairs is None else (pairs.total, pairs.largest)
+    signatures = tuple(signature_of(t) for t in tensors)
+    key = (call.rule, call.as_terms, needs, call.queries.device, counts, signatures)
+    programs = _programs.pop(key, None) or (Program(), Program())
+    _programs[key] = programs  # the last used stands last
+    if len(_programs) > MOST_PROGRAMS:
+        _programs.pop(next(iter(_programs)), None)
+    return programs

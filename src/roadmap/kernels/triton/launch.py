@@ -38,11 +38,11 @@ def launch(
 
 
 class Arena:
-    """Where the tensors of one call come from: one buffer, once an earlier call has shown how much it takes."""
+    """Where the tensors of one call come from: one buffer, where it is known how much it takes."""
 
-    def __init__(self, device: torch.device, size: int | None = None) -> None:
+    def __init__(self, device: torch.device, buffer: Tensor | None = None) -> None:
         self.device = device
-        self.buffer = None if size is None else torch.empty(size, device=device, dtype=torch.uint8)
+        self.buffer = buffer
         self.used = 0
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -52,6 +52,10 @@ class Arena:
         if self.buffer is None:
             return torch.empty(shape, device=self.device, dtype=dtype)
         return self.buffer[start : start + count].view(dtype).view(shape)
+
+
+def new_buffer(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, device=device, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -101,19 +105,25 @@ def _recording() -> Iterator[list[Any]]:
 
 
 class Program:
-    """One half (forward or backward) of a call of one shape: measured at its first run, recorded at its second."""
+    """One half (forward or backward) of a call of one shape. Once it is known how large a buffer its tensors take, its
+    launches are recorded."""
 
     def __init__(self) -> None:
         self.size: int | None = None
         self.tape: Tape | None = None
 
     @contextmanager
-    def run(self, device: torch.device, tensors: Sequence[Tensor | None]) -> Iterator[Arena]:
-        """The arena to allocate from while launching over `tensors`; what is launched within may be recorded."""
-        arena = Arena(device, self.size if _DIRECT else None)
+    def run(self, device: torch.device, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> Iterator[Arena]:
+        """The arena to allocate from while launching over `tensors`; what is launched within may be recorded.
+
+        Without a `buffer`, the first run measures how large it must be, and the next makes one.
+        """
+        if buffer is None and _DIRECT and self.size is not None:
+            buffer = new_buffer(self.size, device)
+        arena = Arena(device, buffer)
         with _recording() as record:
             yield arena
-        if arena.buffer is not None:
+        if _DIRECT and arena.buffer is not None:
             self.tape = _tape(record, [*tensors, arena.buffer], arena.used)
         self.size = arena.used
 

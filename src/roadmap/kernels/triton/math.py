@@ -25,6 +25,16 @@ TILE = 16 if _INTERPRETED else 128  # rows and columns of a tile of scores; matr
 
 
 @triton.jit
+def _sum_of_squares(Row, scale, row, M, D, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    square = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, PADDED, BLOCK):
+        d = start + tl.arange(0, BLOCK)
+        x = tl.load(Row + d, mask=(d < D) & (row < M), other=0.0).to(tl.float32) * scale
+        square += x * x
+    return tl.sum(square, 0)
+
+
+@triton.jit
 def unit_rows(
     X, Order, Hi, Lo, Norms, M, D, stride, PADDED: tl.constexpr, HAS_ORDER: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -33,16 +43,19 @@ def unit_rows(
     source = row
     if HAS_ORDER:
         source = tl.load(Order + row, mask=row < M, other=0)
-    square = tl.zeros((BLOCK,), tl.float32)
+    scale = 1.0
+    square = _sum_of_squares(X + source * stride, scale, row, M, D, PADDED, BLOCK)
+    if (square < 8.271806125530277e-25) & (row < M):  # 2⁻⁸⁰: squares may have vanished
+        scale = 1.2379400392853803e27  # 2⁹⁰
+        square = _sum_of_squares(X + source * stride, scale, row, M, D, PADDED, BLOCK)
+    if square > 1.2676506002282294e30:  # 2¹⁰⁰: squares may have overflowed
+        scale = 8.077935669463161e-28  # 2⁻⁹⁰
+        square = _sum_of_squares(X + source * stride, scale, row, M, D, PADDED, BLOCK)
+    norm = tl.sqrt_rn(square)
+    tl.store(Norms + row, norm / scale, mask=row < M)
     for start in range(0, PADDED, BLOCK):
         d = start + tl.arange(0, BLOCK)
-        x = tl.load(X + source * stride + d, mask=(d < D) & (row < M), other=0.0).to(tl.float32)
-        square += x * x
-    norm = tl.sqrt_rn(tl.sum(square, 0))
-    tl.store(Norms + row, norm, mask=row < M)
-    for start in range(0, PADDED, BLOCK):
-        d = start + tl.arange(0, BLOCK)
-        x = tl.load(X + source * stride + d, mask=(d < D) & (row < M), other=0.0).to(tl.float32)
+        x = tl.load(X + source * stride + d, mask=(d < D) & (row < M), other=0.0).to(tl.float32) * scale
         u = tl.where(row < M, tl.div_rn(x, norm), 0.0) * 4096.0
         hi = u.to(tl.float16)
         lo = (u - hi.to(tl.float32)).to(tl.float16)
@@ -89,13 +102,16 @@ def sigmoid(t, inv_tau):
 
 
 @triton.jit
-def step_and_slope(t, inv_tau, rho_tau, delta, top, SUPAP: tl.constexpr):
-    """H⁻(t), and tau times its derivative: Eq. (4), or the sigmoid of SmoothAP. `rho_tau` is rho · tau."""
+def step_and_slope(t, inv_tau, rho_tau, delta, jump, top, SUPAP: tl.constexpr):
+    """H⁻(t), and tau times its derivative: Eq. (4), or the sigmoid of SmoothAP.
+
+    `rho_tau` is rho · tau, `jump` what is added from t = 0 on, `top` where the linear part begins.
+    """
     smooth = sigmoid(t, inv_tau)
     slope = smooth - smooth * smooth
     if SUPAP:
         far = t > delta
-        value = tl.where(far, (rho_tau * inv_tau) * (t - delta) + top, smooth + tl.where(t >= 0, 0.5, 0.0))
+        value = tl.where(far, (rho_tau * inv_tau) * (t - delta) + top, smooth + tl.where(t >= 0, jump, 0.0))
         slope = tl.where(far, rho_tau, slope)
     else:
         value = smooth

@@ -9,8 +9,11 @@ from torch import Tensor
 from roadmap.kernels.rules import LossRule
 from roadmap.kernels.triton.launch import Arena, launch
 from roadmap.kernels.triton.layout import (
+    AP_BOUND,
+    AP_COUNT,
     AP_FACTOR,
     AP_LOSS,
+    AP_SUM,
     BOUND,
     COUNTED,
     FACTORS,
@@ -18,9 +21,13 @@ from roadmap.kernels.triton.layout import (
     NEG_COUNT,
     NEG_FACTOR,
     NEG_SUM,
+    NEG_TERM_COUNT,
+    NEG_TERM_SUM,
     POS_COUNT,
     POS_FACTOR,
     POS_SUM,
+    POS_TERM_COUNT,
+    POS_TERM_SUM,
 )
 
 
@@ -36,11 +43,10 @@ def _poison(Norms, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _reduce(
-    Stats, QNorms, GNorms, Factors, Loss, M, N, ap_weight, calibration_weight,
-    RANKS: tl.constexpr, CALIBRATE: tl.constexpr, GALLERY: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program: the order of the sums never changes."""
+def _sums_and_counts(
+    Stats, M, RANKS: tl.constexpr, CALIBRATE: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The six terms, and the bound of ∂AP_i/∂s, over all rows: one program, so that the order never changes."""
     ap_loss = tl.zeros((BLOCK,), tl.float32)
     counted = tl.zeros((BLOCK,), tl.float32)
     pos_sum = tl.zeros((BLOCK,), tl.float32)
@@ -61,47 +67,96 @@ def _reduce(
             pos_count += tl.load(Stats + M * POS_COUNT + i, mask=ok, other=0.0)
             neg_sum += tl.load(Stats + M * NEG_SUM + i, mask=ok, other=0.0)
             neg_count += tl.load(Stats + M * NEG_COUNT + i, mask=ok, other=0.0)
-    loss = _poison(QNorms, M, BLOCK)
-    if GALLERY:
-        loss += _poison(GNorms, N, BLOCK)
-    largest = 0.0
-    if RANKS:
-        by_ap = ap_weight / tl.maximum(tl.sum(counted, 0), 1.0)
-        loss += tl.sum(ap_loss, 0) * by_ap
-        largest += tl.max(bound, 0) * by_ap
-        tl.store(Factors + AP_FACTOR, by_ap)
-    if CALIBRATE:
-        by_pos = calibration_weight / tl.maximum(tl.sum(pos_count, 0), 1.0)
-        by_neg = calibration_weight / tl.maximum(tl.sum(neg_count, 0), 1.0)
-        loss += tl.sum(pos_sum, 0) * by_pos + tl.sum(neg_sum, 0) * by_neg
-        largest += tl.maximum(by_pos, by_neg)
-        tl.store(Factors + POS_FACTOR, by_pos)
-        tl.store(Factors + NEG_FACTOR, by_neg)
-    tl.store(Loss, loss)
+    return (
+        tl.sum(ap_loss, 0), tl.sum(counted, 0), tl.sum(pos_sum, 0), tl.sum(pos_count, 0), tl.sum(neg_sum, 0),
+        tl.sum(neg_count, 0), tl.max(bound, 0),
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_factors(Factors, by_ap, by_pos, by_neg, bound):
+    """What the backward multiplies by: ∂L by each sum, and the scale that follows from them."""
+    largest = bound * tl.abs(by_ap) + tl.maximum(tl.abs(by_pos), tl.abs(by_neg))
     usable = (largest > 1e-30) & (largest < 1e30)
-    tl.store(
-        Factors + HALF_SCALE, tl.where(usable, tl.exp2(tl.floor(14.0 - tl.log2(tl.where(usable, largest, 1.0)))), 1.0)
+    scale = tl.where(usable, tl.exp2(tl.floor(14.0 - tl.log2(tl.where(usable, largest, 1.0)))), 1.0)
+    tl.store(Factors + AP_FACTOR, by_ap)
+    tl.store(Factors + POS_FACTOR, by_pos)
+    tl.store(Factors + NEG_FACTOR, by_neg)
+    tl.store(Factors + HALF_SCALE, scale)
+
+
+@triton.jit
+def _reduce(
+    Stats, QNorms, GNorms, Factors, Out, M, N, ap_weight, calibration_weight,
+    RANKS: tl.constexpr, CALIBRATE: tl.constexpr, GALLERY: tl.constexpr, BOUNDED: tl.constexpr,
+    AS_TERMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums and counts; and from them, unless they are what was asked for, the loss and the factors of its backward."""
+    ap_sum, ap_count, pos_sum, pos_count, neg_sum, neg_count, bound = _sums_and_counts(
+        Stats, M, RANKS, CALIBRATE, BOUNDED, BLOCK
     )
+    poison = _poison(QNorms, M, BLOCK)
+    if GALLERY:
+        poison += _poison(GNorms, N, BLOCK)
+    if AS_TERMS:
+        tl.store(Out + AP_SUM, ap_sum + poison)
+        tl.store(Out + AP_COUNT, ap_count)
+        tl.store(Out + POS_TERM_SUM, pos_sum + poison)
+        tl.store(Out + POS_TERM_COUNT, pos_count)
+        tl.store(Out + NEG_TERM_SUM, neg_sum + poison)
+        tl.store(Out + NEG_TERM_COUNT, neg_count)
+        tl.store(Factors + AP_BOUND, bound)
+    else:
+        loss = poison
+        by_ap = 0.0
+        by_pos = 0.0
+        by_neg = 0.0
+        if RANKS:
+            by_ap = ap_weight / tl.maximum(ap_count, 1.0)
+            loss += ap_sum * by_ap
+        if CALIBRATE:
+            by_pos = calibration_weight / tl.maximum(pos_count, 1.0)
+            by_neg = calibration_weight / tl.maximum(neg_count, 1.0)
+            loss += pos_sum * by_pos + neg_sum * by_neg
+        tl.store(Out, loss)
+        _store_factors(Factors, by_ap, by_pos, by_neg, bound)
 
 
-def reduced_loss(
-    arena: Arena, loss: Tensor, stats: Tensor, query_norms: Tensor, gallery_norms: Tensor | None, rule: LossRule,
-    bounded: bool,
-) -> Tensor:  # fmt: skip
-    """Writes the loss; returns the (FACTORS,) that its backward is multiplied by."""
+@triton.jit
+def _factors_of_terms(Upstream, Forward, Factors):
+    """The factors, where the gradient arrives at the terms."""
+    by_ap = tl.load(Upstream + AP_SUM)
+    by_pos = tl.load(Upstream + POS_TERM_SUM)
+    by_neg = tl.load(Upstream + NEG_TERM_SUM)
+    _store_factors(Factors, by_ap, by_pos, by_neg, tl.load(Forward + AP_BOUND))
+
+
+def reduce_rows(
+    out: Tensor, factors: Tensor, stats: Tensor, query_norms: Tensor, gallery_norms: Tensor | None, rule: LossRule,
+    as_terms: bool, bounded: bool,
+) -> None:  # fmt: skip
+    """Writes the terms into `out`, or the loss and the `factors` that its backward is multiplied by."""
     M = stats.shape[1]
-    factors = arena.empty(FACTORS)
     launch(_reduce, (1,),
-        stats, query_norms, gallery_norms, factors, loss, M, 0 if gallery_norms is None else len(gallery_norms),
+        stats, query_norms, gallery_norms, factors, out, M, 0 if gallery_norms is None else len(gallery_norms),
         rule.ap_weight, rule.calibration_weight,
         RANKS=rule.ranks is not None,
         CALIBRATE=rule.calibration is not None,
         GALLERY=gallery_norms is not None,
         BOUNDED=bounded,
+        AS_TERMS=as_terms,
         BLOCK=1024,
         num_warps=8,
     )  # fmt: skip
-    return factors
+
+
+def backward_factors(arena: Arena, factors: Tensor, upstream: Tensor, as_terms: bool) -> tuple[Tensor, Tensor | None]:
+    """The factors of a backward, and what multiplies its result; a gradient at the terms is in the factors already."""
+    if not as_terms:
+        return factors, upstream
+    own = arena.empty(FACTORS)
+    launch(_factors_of_terms, (1,), upstream, factors, own, num_warps=1)
+    return own, None
 
 
 @triton.jit

@@ -13,13 +13,24 @@ from torch import Tensor
 
 from roadmap.kernels.rules import LossRule, RankRule
 from roadmap.kernels.triton.launch import launch
-from roadmap.kernels.triton.layout import AP_LOSS, COUNTED, NEG_COUNT, NEG_SHARE, NEG_SUM, POS_COUNT, POS_SHARE, POS_SUM
+from roadmap.kernels.triton.layout import (
+    AP_LOSS,
+    COUNTED,
+    NEG_COUNT,
+    NEG_SHARE,
+    NEG_SUM,
+    NOWHERE,
+    POS_COUNT,
+    POS_SHARE,
+    POS_SUM,
+    own_column,
+)
 from roadmap.kernels.triton.math import step_and_slope
 
 
 @triton.jit
 def _members(
-    Pos, Neg, QLabels, GLabels, row, j, N, MASKS: tl.constexpr, IN_BATCH: tl.constexpr, INCLUDE_SELF: tl.constexpr
+    Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS: tl.constexpr, OWN: tl.constexpr, INCLUDE_SELF: tl.constexpr
 ):
     """Which of the gallery items j are in P_i, in N_i, and relevant but not the query itself."""
     listed = j < N
@@ -31,20 +42,19 @@ def _members(
     else:
         same = tl.load(GLabels + j, mask=listed, other=0) == tl.load(QLabels + row)
         neg = listed & (same == 0)
-        pairs = listed & same
-        pos = pairs
-        if IN_BATCH:
-            pairs = pairs & (j != row)
-            pos = pairs
-            if INCLUDE_SELF:
-                pos = pairs | (j == row)
+        pos = listed & same
+        pairs = pos
+        if OWN != NOWHERE:
+            pairs = pairs & (j != own)
+            if not INCLUDE_SELF:
+                pos = pairs
     return pos, neg, pairs
 
 
 @triton.jit
 def _calibration_of_row(
-    S, Pos, Neg, QLabels, GLabels, Stats, row, M, N, alpha, beta,
-    ALL: tl.constexpr, MASKS: tl.constexpr, IN_BATCH: tl.constexpr, BLOCK: tl.constexpr,
+    S, Pos, Neg, QLabels, GLabels, Stats, row, own, M, N, alpha, beta,
+    ALL: tl.constexpr, MASKS: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     pos_sum = 0.0
     pos_count = 0.0
@@ -55,7 +65,7 @@ def _calibration_of_row(
     for start in range(0, N, BLOCK):
         j = start + tl.arange(0, BLOCK)
         s = tl.load(S + row.to(tl.int64) * N + j, mask=j < N, other=0.0)
-        _pos, neg, pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, False)
+        _pos, neg, pairs = _members(Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, False)
         below = pairs & (s < alpha)
         above = neg & (s > beta)
         pos_sum += tl.sum(tl.where(below, alpha - s, 0.0), 0)
@@ -89,20 +99,21 @@ def store_calibration(
 
 @triton.jit
 def _rank_rows(
-    S, Pos, Neg, QLabels, GLabels, Slope, Stats, M, N, inv_tau, rho_tau, delta, top, alpha, beta,
+    S, Pos, Neg, QLabels, GLabels, Own, Slope, Stats, M, N, inv_tau, rho_tau, delta, jump, top, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, MASKS: tl.constexpr,
-    IN_BATCH: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    OWN: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """AP_i of one query by counting, and ∂AP_i/∂s over its row: the equations of kernels/blocked.py."""
     row = tl.program_id(0)
+    own = own_column(Own, row, OWN)
     base = row.to(tl.int64) * N
     if CALIBRATE:
-        _calibration_of_row(S, Pos, Neg, QLabels, GLabels, Stats, row, M, N, alpha, beta, ALL, MASKS, IN_BATCH, BLOCK)
+        _calibration_of_row(S, Pos, Neg, QLabels, GLabels, Stats, row, own, M, N, alpha, beta, ALL, MASKS, OWN, BLOCK)
     if RANKS:
         size = 0
         for start in range(0, N, BLOCK):
             j = start + tl.arange(0, BLOCK)
-            pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
+            pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF)
             size += tl.sum(pos.to(tl.int32), 0)
             if WITH_SLOPE:
                 tl.store(Slope + base + j, tl.zeros((BLOCK,), tl.float32), mask=j < N)
@@ -111,7 +122,7 @@ def _rank_rows(
         for k_start in range(0, N, BLOCK):
             k_all = k_start + tl.arange(0, BLOCK)
             s_all = tl.load(S + base + k_all, mask=k_all < N, other=0.0)
-            k_pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, k_all, N, MASKS, IN_BATCH, INCLUDE_SELF)
+            k_pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, k_all, N, MASKS, OWN, INCLUDE_SELF)
             ordinal = tl.cumsum(k_pos.to(tl.int32), 0)
             for which in range(1, tl.sum(k_pos.to(tl.int32), 0) + 1):
                 chosen = k_pos & (ordinal == which)
@@ -124,9 +135,9 @@ def _rank_rows(
                 for start in range(0, N, BLOCK):
                     j = start + tl.arange(0, BLOCK)
                     s = tl.load(S + base + j, mask=j < N, other=0.0)
-                    pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF)
+                    pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF)
                     pos = pos & (j != k)
-                    value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
+                    value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, jump, top, SUPAP)
                     rank_neg += tl.sum(tl.where(neg, value, 0.0), 0)
                     slope_neg += tl.sum(tl.where(neg, slope, 0.0), 0)
                     if SUPAP:
@@ -143,15 +154,15 @@ def _rank_rows(
                         j = start + tl.arange(0, BLOCK)
                         s = tl.load(S + base + j, mask=j < N, other=0.0)
                         pos, neg, _pairs = _members(
-                            Pos, Neg, QLabels, GLabels, row, j, N, MASKS, IN_BATCH, INCLUDE_SELF
+                            Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF
                         )
-                        _value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, top, SUPAP)
+                        _value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, jump, top, SUPAP)
                         grad = tl.where(neg, by_neg * slope, 0.0)
-                        own = by_neg * slope_neg
+                        at_k = by_neg * slope_neg
                         if not SUPAP:
                             grad += tl.where(pos, by_pos * slope, 0.0)
-                            own += by_pos * slope_pos
-                        grad = tl.where(j == k, -own, grad)
+                            at_k += by_pos * slope_pos
+                        grad = tl.where(j == k, -at_k, grad)
                         # Each thread adds to the elements it wrote itself, so no barrier is needed.
                         before = tl.load(Slope + base + j, mask=j < N, other=0.0)
                         tl.store(Slope + base + j, before + grad, mask=j < N)
@@ -167,8 +178,8 @@ def ap_and_slope(
     stats = torch.empty(2, len(scores), device=scores.device, dtype=torch.float32)
     slope = torch.empty_like(scores) if with_slope else None
     launch_rows(
-        scores, positives.view(torch.uint8), negatives.view(torch.uint8), None, None, slope, stats,
-        LossRule(rule, None), in_batch=False,
+        scores, positives.view(torch.uint8), negatives.view(torch.uint8), None, None, None, slope, stats,
+        LossRule(rule, None), own_mode=NOWHERE.value,
     )  # fmt: skip
     return stats[1] - stats[0], slope
 
@@ -179,10 +190,11 @@ def launch_rows(
     negatives: Tensor | None,
     query_labels: Tensor | None,
     gallery_labels: Tensor | None,
+    own: Tensor | None,
     slope: Tensor | None,
     stats: Tensor,
     rule: LossRule,
-    in_batch: bool,
+    own_mode: int,
 ) -> None:
     M, N = scores.shape
     ranks, calibration = rule.ranks, rule.calibration
@@ -191,10 +203,11 @@ def launch_rows(
     if M == 0:
         return
     launch(_rank_rows, (M,),
-        scores, positives, negatives, query_labels, gallery_labels, slope, stats, M, N,
+        scores, positives, negatives, query_labels, gallery_labels, own, slope, stats, M, N,
         1 / ranks.tau if ranks else 0.0,
         ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
+        ranks.start if ranks else 0.0,
         ranks.top if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
@@ -203,7 +216,7 @@ def launch_rows(
         CALIBRATE=calibration is not None,
         ALL=calibration is not None and calibration.average == "all",
         MASKS=positives is not None,
-        IN_BATCH=in_batch,
+        OWN=own_mode,
         INCLUDE_SELF=rule.include_self,
         WITH_SLOPE=slope is not None,
         BLOCK=block,

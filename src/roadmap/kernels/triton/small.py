@@ -4,34 +4,52 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from roadmap.kernels.rules import LossRule
+from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import Arena, launch
-from roadmap.kernels.triton.layout import AP_FACTOR, NEG_FACTOR, NEG_SHARE, POS_FACTOR, POS_SHARE, STATISTICS
+from roadmap.kernels.triton.layout import (
+    AP_FACTOR,
+    FACTORS,
+    NEG_FACTOR,
+    NEG_SHARE,
+    NOWHERE,
+    POS_FACTOR,
+    POS_SHARE,
+    STATISTICS,
+    own_column,
+    own_mode,
+)
 from roadmap.kernels.triton.math import DEPTH, TILE, score_tile
-from roadmap.kernels.triton.reduce import embedding_gradient, reduced_loss
+from roadmap.kernels.triton.reduce import backward_factors, embedding_gradient, reduce_rows
 from roadmap.kernels.triton.rows import launch_rows
-from roadmap.kernels.triton.units import UnitVectors, unit_vectors
+from roadmap.kernels.triton.units import UnitVectors, fill_units, room_for_units
 
 SMALL_TILES = 1 << 20  # scores up to which quarter tiles fill the GPU better than whole ones
 
 
 @dataclass(frozen=True)
 class SmallState:
-    """What the forward leaves for the backward."""
+    """Where the forward writes and the backward reads, in one buffer."""
 
     queries: UnitVectors
     gallery: UnitVectors
     scores: Tensor
-    slope: Tensor
     stats: Tensor
     factors: Tensor
-    query_labels: Tensor
-    gallery_labels: Tensor
-    rule: LossRule
+    slope: Tensor | None
+
+
+def small_state(arena: Arena, call: LossCall, keep: bool) -> SmallState:
+    """Room for a call; the same arena gives the same places again."""
+    (M, N), D = call.shape, call.queries.shape[1]
+    q = room_for_units(arena, M, D)
+    g = q if call.gallery is None else room_for_units(arena, N, D)
+    slope = arena.empty(M, N) if keep and call.rule.ranks is not None else None
+    return SmallState(q, g, arena.empty(M, N), arena.empty(STATISTICS, M), arena.empty(FACTORS), slope)
 
 
 @triton.jit
@@ -44,11 +62,12 @@ def _scores(QHi, QLo, GHi, GLo, S, M, N, DIM: tl.constexpr, DEPTH: tl.constexpr,
 
 @triton.jit
 def _score_gradient(
-    S, Slope, W, Stats, Factors, QLabels, GLabels, M, N, alpha, beta,
-    RANKS: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr, BLOCK: tl.constexpr,
+    S, Slope, W, Stats, Factors, QLabels, GLabels, Own, M, N, alpha, beta,
+    RANKS: tl.constexpr, CALIBRATE: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂s_ij over one row, from ∂AP_i/∂s_ij and the factors of the reduction."""
     row = tl.program_id(0)
+    own = own_column(Own, row, OWN)
     for start in range(0, N, BLOCK):
         j = start + tl.arange(0, BLOCK)
         ok = j < N
@@ -60,8 +79,8 @@ def _score_gradient(
             s = tl.load(S + at, mask=ok, other=0.0)
             same = tl.load(GLabels + j, mask=ok, other=0) == tl.load(QLabels + row)
             pairs = same
-            if IN_BATCH:
-                pairs = pairs & (j != row)
+            if OWN != NOWHERE:
+                pairs = pairs & (j != own)
             by_pos = tl.load(Factors + POS_FACTOR) * tl.load(Stats + M * POS_SHARE + row)
             by_neg = tl.load(Factors + NEG_FACTOR) * tl.load(Stats + M * NEG_SHARE + row)
             grad -= tl.where(pairs & (s < alpha), by_pos, 0.0)
@@ -97,20 +116,29 @@ def _unit_gradient(
 
 def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, UnitVectors, UnitVectors]:
     """(M, N) scores, and the unit vectors they came from."""
+    q, g = cosine_units(queries, gallery)
+    scores = torch.empty(len(q.norms), len(g.norms), device=queries.device, dtype=torch.float32)
+    fill_scores(scores, q, g)
+    return scores, q, g
+
+
+def cosine_units(queries: Tensor, gallery: Tensor | None) -> tuple[UnitVectors, UnitVectors]:
     arena = Arena(queries.device)
-    q = unit_vectors(arena, queries)
-    g = q if gallery is None else unit_vectors(arena, gallery)
-    return score_matrix(arena, q, g), q, g
+    q = room_for_units(arena, *queries.shape)
+    fill_units(q, queries)
+    if gallery is None:
+        return q, q
+    g = room_for_units(arena, *gallery.shape)
+    fill_units(g, gallery)
+    return q, g
 
 
-def score_matrix(arena: Arena, q: UnitVectors, g: UnitVectors) -> Tensor:
-    M, N = len(q.norms), len(g.norms)
+def fill_scores(scores: Tensor, q: UnitVectors, g: UnitVectors) -> None:
+    M, N = scores.shape
     tile, warps = (min(64, TILE), 4) if M * N <= SMALL_TILES else (TILE, 8)
-    scores = arena.empty(M, N)
     launch(_scores, (triton.cdiv(M, tile), triton.cdiv(N, tile)),
         q.hi, q.lo, g.hi, g.lo, scores, M, N, DIM=q.dimensions, DEPTH=DEPTH, BM=tile, BN=tile, num_warps=warps,
     )  # fmt: skip
-    return scores
 
 
 def add_score_gradients(
@@ -130,40 +158,39 @@ def add_score_gradients(
         embedding_gradient(grad, g.hi, g.lo, g.norms, g.order, upstream, grad_gallery)
 
 
-def forward(
-    arena: Arena, loss: Tensor, queries: Tensor, query_labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor,
-    rule: LossRule, grad: bool,
-) -> SmallState | None:  # fmt: skip
-    """Writes the loss; returns what its backward needs, if there will be one."""
-    q = unit_vectors(arena, queries)
-    g = q if gallery is None else unit_vectors(arena, gallery)
-    scores = score_matrix(arena, q, g)
-    M, N = scores.shape
-    stats = arena.empty(STATISTICS, M)
-    slope = arena.empty(M, N) if grad else None
-    launch_rows(scores, None, None, query_labels, gallery_labels, slope, stats, rule, in_batch=gallery is None)
-    norms = None if gallery is None else g.norms
-    factors = reduced_loss(arena, loss, stats, q.norms, norms, rule, bounded=False)
-    if slope is None:
-        return None
-    return SmallState(q, g, scores, slope, stats, factors, query_labels, gallery_labels, rule)
+def forward(state: SmallState, out: Tensor, call: LossCall) -> None:
+    """Writes the loss, or its terms, into `out`, and into the state what its backward needs."""
+    q, g = state.queries, state.gallery
+    fill_units(q, call.queries)
+    if call.gallery is not None:
+        fill_units(g, call.gallery)
+    fill_scores(state.scores, q, g)
+    launch_rows(
+        state.scores, None, None, call.query_labels, call.gallery_labels, call.own, state.slope, state.stats, call.rule,
+        own_mode(call.gallery, call.own),
+    )  # fmt: skip
+    norms = None if call.gallery is None else g.norms
+    reduce_rows(out, state.factors, state.stats, q.norms, norms, call.rule, call.as_terms, bounded=False)
 
 
 def backward(
-    arena: Arena, state: SmallState, upstream: Tensor, grad_queries: Tensor | None, grad_gallery: Tensor | None
-) -> None:
+    arena: Arena, state: SmallState, call: LossCall, upstream: Tensor, grad_queries: Tensor | None,
+    grad_gallery: Tensor | None,
+) -> None:  # fmt: skip
     """Writes the gradients that are asked for. In the in-batch call both roles meet in `grad_queries`."""
-    M, N = state.scores.shape
-    rule, calibration = state.rule, state.rule.calibration
+    M, N = call.shape
+    rule, calibration = call.rule, call.rule.calibration
+    factors, left = backward_factors(arena, state.factors, upstream, call.as_terms)
     weights = arena.empty(M, N)
     launch(_score_gradient, (M,),
-        state.scores, state.slope, weights, state.stats, state.factors, state.query_labels, state.gallery_labels, M, N,
+        state.scores, state.slope, weights, state.stats, factors, call.query_labels, call.gallery_labels, call.own,
+        M, N,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
-        RANKS=rule.ranks is not None, CALIBRATE=calibration is not None, IN_BATCH=state.gallery is state.queries,
+        RANKS=rule.ranks is not None, CALIBRATE=calibration is not None, OWN=own_mode(call.gallery, call.own),
         BLOCK=min(4096, triton.next_power_of_2(N)), num_warps=4,
     )  # fmt: skip
-    add_score_gradients(arena, weights, state.queries, state.gallery, grad_queries, grad_gallery, upstream)
+    add_score_gradients(arena, weights, state.queries, state.gallery, grad_queries, grad_gallery, left)
 
 
 def _product(

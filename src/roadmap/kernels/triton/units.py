@@ -26,16 +26,21 @@ class UnitVectors:
         return self.hi.shape[1]
 
 
-def unit_vectors(arena: Arena, x: Tensor, order: Tensor | None = None) -> UnitVectors:
-    M, D = x.shape
-    if x.stride(1) != 1:
-        x = x.contiguous()
+def room_for_units(arena: Arena, M: int, D: int, order: Tensor | None = None) -> UnitVectors:
+    """Room for the unit vectors of (M, D) embeddings, taken in the given order."""
     rows, padded = triton.cdiv(M, TILE) * TILE, triton.cdiv(D, DEPTH) * DEPTH
     hi = arena.empty(rows, padded, dtype=torch.float16)
     lo = arena.empty(rows, padded, dtype=torch.float16)
-    norms = arena.empty(M)
+    return UnitVectors(hi, lo, arena.empty(M), order)
+
+
+def fill_units(units: UnitVectors, x: Tensor) -> None:
+    """Writes the directions and lengths of the embeddings `x` into `units`."""
+    M, D = x.shape
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, padded = units.hi.shape
     launch(unit_rows, (rows,),
-        x, order, hi, lo, norms, M, D, x.stride(0),
-        PADDED=padded, HAS_ORDER=order is not None, BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,
+        x, units.order, units.hi, units.lo, units.norms, M, D, x.stride(0),
+        PADDED=padded, HAS_ORDER=units.order is not None, BLOCK=min(1024, triton.next_power_of_2(padded)), num_warps=4,
     )  # fmt: skip
-    return UnitVectors(hi, lo, norms, order)

@@ -1,4 +1,4 @@
-"""The backward of the tiled losses: blocks of ∂L/∂s and their products with the unit vectors."""
+"""The backward of the tiled losses: blocks of ∂L/∂s and their products with the unit vectors. See tiles.py."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import Arena, launch
-from roadmap.kernels.triton.layout import AP_FACTOR, HALF_SCALE, LOWEST, NEG_FACTOR, NEG_SHARE, POS_FACTOR, POS_SHARE
-from roadmap.kernels.triton.math import DEPTH, TILE, score_tile, step_and_slope
-from roadmap.kernels.triton.reduce import embedding_gradient
-from roadmap.kernels.triton.tiles import (
-    POSITIVES_AT_ONCE,
-    PROGRAMS,
-    TileState,
-    positives_at_once,
-    worth_it,
+from roadmap.kernels.triton.layout import (
+    AP_FACTOR,
+    GIVEN,
+    HALF_SCALE,
+    LOWEST,
+    NEG_FACTOR,
+    NEG_SHARE,
+    NOWHERE,
+    POS_FACTOR,
+    POS_SHARE,
+    own_mode,
 )
+from roadmap.kernels.triton.math import DEPTH, TILE, score_tile, step_and_slope
+from roadmap.kernels.triton.reduce import backward_factors, embedding_gradient
+from roadmap.kernels.triton.tiles import PROGRAMS, PositivePairs, TileState, worth_it
 from roadmap.kernels.triton.units import UnitVectors
 
 # A block of score gradients lives only until it is multiplied: 4 bytes an entry. Its size follows the vectors it
@@ -25,15 +31,13 @@ from roadmap.kernels.triton.units import UnitVectors
 SMALLEST_BLOCK = 3 << 19
 LARGEST_BLOCK = 1 << 25
 WIDEST_BLOCK = 1 << 16
-GRADIENT_TILE = {"BN": TILE, "num_warps": 8, "num_stages": 3}
-CROWDED_GRADIENT_TILE = {"BN": TILE // 2, "num_warps": 8, "num_stages": 3}
 
 
 @triton.jit(do_not_specialize=["row_first", "column_first"])
 def _score_gradient_tiles(
-    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
-    row_first, column_first, columns, inv_tau, rho_tau, delta, top, negligible, alpha, beta,
-    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, IN_BATCH: tl.constexpr, KS: tl.constexpr,
+    QHi, QLo, GHi, GLo, Start, End, Offset, Own, Scores, Weight, PosSlope, Stats, Factors, WHi, WLo, M, N,
+    row_first, column_first, columns, inv_tau, rho_tau, delta, jump, top, negligible, alpha, beta,
+    RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, OWN: tl.constexpr, KS: tl.constexpr,
     DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A tile of ∂L/∂s, brought into the range of float16 and split like the vectors it will multiply."""
@@ -56,7 +60,7 @@ def _score_gradient_tiles(
                 s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
                 if worth_it(highest, s_k, negligible, KS):
                     weight = tl.load(Weight + offset + k, mask=k < size, other=0.0)
-                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, top, SUPAP)
+                    _value, slope = step_and_slope(s - s_k[:, None], inv_tau, rho_tau, delta, jump, top, SUPAP)
                     grad += weight[:, None] * slope
         grad = grad * (tl.load(Factors + AP_FACTOR) * inv_tau)
     if CALIBRATE:
@@ -70,8 +74,11 @@ def _score_gradient_tiles(
         if CALIBRATE:
             by_pos = tl.load(Factors + POS_FACTOR) * tl.load(Stats + M * POS_SHARE + i, mask=ok, other=0.0)
             below = s < alpha
-            if IN_BATCH:
-                below = below & (j[None, :] != i[:, None])
+            if OWN != NOWHERE:
+                itself = i
+                if OWN == GIVEN:
+                    itself = tl.load(Own + i, mask=ok, other=-1)
+                below = below & (j[None, :] != itself[:, None])
             own -= tl.where(below, by_pos[:, None], 0.0)
         grad = tl.where(pos, own, grad)
     grad = tl.where(ok[:, None] & (j < N)[None, :], grad, 0.0) * tl.load(Factors + HALF_SCALE)
@@ -171,13 +178,15 @@ def block_shape(M: int, N: int, dims: int) -> tuple[int, int]:
 
 
 def backward(
-    arena: Arena, state: TileState, upstream: Tensor, grad_queries: Tensor | None, grad_gallery: Tensor | None
-) -> None:
+    arena: Arena, state: TileState, call: LossCall, pairs: PositivePairs, upstream: Tensor,
+    grad_queries: Tensor | None, grad_gallery: Tensor | None,
+) -> None:  # fmt: skip
     """Writes the gradients that are asked for. In the in-batch call both roles meet in `grad_queries`."""
     q, g = state.queries, state.gallery
-    M, N, dims = len(q.norms), len(g.norms), q.dimensions
+    (M, N), dims = call.shape, q.dimensions
+    factors, left = backward_factors(arena, state.factors, upstream, call.as_terms)
     for_queries = None if grad_queries is None else _zeros(arena, q)
-    for_gallery = for_queries if state.in_batch else None if grad_gallery is None else _zeros(arena, g)
+    for_gallery = for_queries if call.gallery is None else None if grad_gallery is None else _zeros(arena, g)
     height, width = block_shape(M, N, dims)
     halves = arena.empty(height, width, dtype=torch.float16), arena.empty(height, width, dtype=torch.float16)
     by_queries, by_gallery = (_splits(*shape, dims)[0] * shape[0] for shape in ((height, width), (width, height)))
@@ -188,15 +197,15 @@ def backward(
         rows = triton.cdiv(min(height, M - row), TILE) * TILE
         for column in range(0, N, width):
             columns = triton.cdiv(min(width, N - column), TILE) * TILE
-            _fill_block(state, halves, row, rows, column, columns, M, N)
+            _fill_block(state, call, pairs, factors, halves, (row, rows), (column, columns))
             if for_queries is not None:
-                _add_product(halves, False, rows, columns, g, column, for_queries, row, state.factors, partial)
+                _add_product(halves, False, rows, columns, g, column, for_queries, row, factors, partial)
             if for_gallery is not None:
-                _add_product(halves, True, columns, rows, q, row, for_gallery, column, state.factors, partial)
+                _add_product(halves, True, columns, rows, q, row, for_gallery, column, factors, partial)
     if for_queries is not None and grad_queries is not None:
-        embedding_gradient(for_queries, q.hi, q.lo, q.norms, q.order, upstream, grad_queries)
+        embedding_gradient(for_queries, q.hi, q.lo, q.norms, q.order, left, grad_queries)
     if for_gallery is not None and grad_gallery is not None:
-        embedding_gradient(for_gallery, g.hi, g.lo, g.norms, g.order, upstream, grad_gallery)
+        embedding_gradient(for_gallery, g.hi, g.lo, g.norms, g.order, left, grad_gallery)
 
 
 def _zeros(arena: Arena, units: UnitVectors) -> Tensor:
@@ -206,23 +215,26 @@ def _zeros(arena: Arena, units: UnitVectors) -> Tensor:
 
 
 def _fill_block(
-    state: TileState, halves: tuple[Tensor, Tensor], row: int, rows: int, column: int, columns: int, M: int, N: int
-) -> None:
-    q, g, pairs, rule = state.queries, state.gallery, state.pairs, state.rule
-    ranks, calibration = rule.ranks, rule.calibration
-    tile = GRADIENT_TILE if pairs.largest <= POSITIVES_AT_ONCE else CROWDED_GRADIENT_TILE
-    launch(_score_gradient_tiles, (rows // TILE, columns // tile["BN"]),
-        q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores, state.weights,
-        state.positive_slopes, state.stats, state.factors, halves[0], halves[1], M, N, row, column,
+    state: TileState, call: LossCall, pairs: PositivePairs, factors: Tensor, halves: tuple[Tensor, Tensor],
+    rows: tuple[int, int], columns: tuple[int, int],
+) -> None:  # fmt: skip
+    """Writes the block of ∂L/∂s that begins at a row and a column; `rows` and `columns`: where, and how many."""
+    q, g, (M, N) = state.queries, state.gallery, call.shape
+    ranks, calibration = call.rule.ranks, call.rule.calibration
+    tile = pairs.tile
+    launch(_score_gradient_tiles, (rows[1] // TILE, columns[1] // tile["BN"]),
+        q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, pairs.own, state.positive_scores, state.weights,
+        state.positive_slopes, state.stats, factors, halves[0], halves[1], M, N, rows[0], columns[0],
         halves[0].shape[1],
         1 / ranks.tau if ranks else 0.0,
         ranks.rho * ranks.tau if ranks else 0.0,
         ranks.delta if ranks else 0.0,
+        ranks.start if ranks else 0.0,
         ranks.top if ranks else 0.0,
         ranks.negligible if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap",
-        CALIBRATE=calibration is not None, IN_BATCH=state.in_batch, KS=positives_at_once(pairs),
+        CALIBRATE=calibration is not None, OWN=own_mode(call.gallery, call.own), KS=pairs.positives_at_once,
         DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **tile,
     )  # fmt: skip

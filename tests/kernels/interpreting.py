@@ -1,0 +1,28 @@
+"""Tests once more in a process of their own, under Triton's interpreter, which must be chosen before Triton loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+on_triton = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs on a GPU or under Triton's interpreter")
+starts_the_interpreter = pytest.mark.skipif(CUDA or INTERPRETED, reason="this is the process that starts the other one")
+
+
+def check_under_the_interpreter(file: str, only: str) -> None:
+    """The tests of `file` whose names match `only` pass there, and there are some."""
+    here = Path(file)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(here), "-k", only]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=here.parents[2])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+    assert "0 passed" not in done.stdout
