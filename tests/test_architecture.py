@@ -36,6 +36,7 @@ FLOORS = {
     "evaluation": 4,
     "engine": 5,
     "report": 6,
+    "experiments": 6,
     "search": 6,
     "config": 6,
     "toy": 6,

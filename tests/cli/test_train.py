@@ -26,7 +26,7 @@ from roadmap.cli.train import job
 from roadmap.cli.train_help import EXAMPLES
 from roadmap.config.command import command_of
 from roadmap.config.composition import settings_from
-from roadmap.config.settings import DataSettings, Settings
+from roadmap.config.settings import DataSettings, OptimSettings, Settings
 from roadmap.engine.auto import unresolved
 
 
@@ -400,7 +400,7 @@ def test_recipes_of_ones_own(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "mine/model/wide.yaml").write_text("# Wide\nname: small_cnn\ndim: 512\n")
     assert called("--config-dir=mine", "model=wide").exit_code == 0  # no optimiser of that name is needed
     settings = engine.fitted[-1]
-    assert (settings.model.dim, settings.optim) == (512, Settings().optim)
+    assert (settings.model.dim, settings.optim) == (512, OptimSettings(lr="auto"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("command", EXAMPLES.values())

@@ -40,7 +40,8 @@ class DataSettings:
         test_sets: other datasets to test on, name -> root (SfM-120k is tested on roxford5k and rparis6k).
         image: side of the square pictures that the model sees.
         resize: shorter side before the centre crop of evaluation.
-        squeeze: cut pictures as if they were squares, which loses their aspect, as the released code did on SOP.
+        squeeze: which pictures are cut as if they were squares, which loses their aspect: "no" ones, "test" ones, or
+            "all", as the paper's released code did on SOP.
         scale: range of the share of the area that a random crop keeps.
         ratio: range of its width / height.
         flip: probability of a horizontal flip.
@@ -52,6 +53,7 @@ class DataSettings:
         batches: batches in an epoch; None for as many as the pictures fill, "auto" for at least 10.
         batches_per_pair: of category_pairs, how often each pair of categories meets in an epoch.
         workers: threads or processes that prepare pictures; None for one per core.
+        train_on_val: train on the validation pictures too, where the dataset has such, as released for SfM-120k.
         on_error: a picture that cannot be decoded: "raise", or "skip" and count it.
     """
 
@@ -60,7 +62,7 @@ class DataSettings:
     test_sets: dict[str, str] = field(default_factory=dict)
     image: int = choosable()
     resize: int = choosable()
-    squeeze: bool = False
+    squeeze: str = "no"
     scale: list[float] = choosable()  # noqa: RUF009 - a dataclasses.field
     ratio: list[float] = field(default_factory=lambda: [0.75, 1.3333333333333333])
     flip: float = 0.5
@@ -72,12 +74,14 @@ class DataSettings:
     batches: Optional[int] = choosable()  # noqa: UP045
     batches_per_pair: int = 10
     workers: Optional[int] = None  # noqa: UP045
+    train_on_val: bool = False
     on_error: str = "raise"
 
     def __post_init__(self) -> None:
         checks.check_types(self, "data.")
         checks.check_choice("data.pack", self.pack, PACKING)
         checks.check_choice("data.sampler", self.sampler, SAMPLERS)
+        checks.check_choice("data.squeeze", self.squeeze, ("no", "test", "all"))
         checks.check_choice("data.on_error", self.on_error, ("raise", "skip"))
         for name in ("image", "resize", "side", "batch_size", "per_class", "batches", "batches_per_pair"):
             checks.check_at_least(f"data.{name}", getattr(self, name), 1)

@@ -33,7 +33,7 @@ Pictures: TypeAlias = Records | Sequence[str | Path] | Sequence[Image.Image]
 
 def centre_crop(data: DataSettings, model: Retriever) -> CentreCrop:
     """How the pictures of a run are cut when they are not trained on."""
-    return CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std, squeeze=data.squeeze)
+    return CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std, squeeze=data.squeeze != "no")
 
 
 @dataclass(eq=False)

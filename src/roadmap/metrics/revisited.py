@@ -156,7 +156,7 @@ def revisited_metrics_of_vectors(
 
     def ranks(setting: str) -> list[Indices]:
         split = [truth.split(setting, i) for i in range(len(q))]
-        columns, excluded = (_padded([pair[part] for pair in split], q.device) for part in (0, 1))
+        columns, excluded = (_index_table([pair[part] for pair in split], q.device) for part in (0, 1))
         counts = positive_counts_of(q, g, columns, excluded)
         rank = torch.arange(counts.valid.shape[1], device=q.device) + counts.negatives_at_least
         return [row[valid].cpu().numpy() for row, valid in zip(rank, counts.valid, strict=True)]
@@ -190,7 +190,7 @@ def _check_size(truth: GroundTruth, database: int) -> None:
         raise ValueError(f"the ground truth is for {expected} database images, got {database}")
 
 
-def _padded(lists: Sequence[Indices], device: torch.device) -> Tensor:
+def _index_table(lists: Sequence[Indices], device: torch.device) -> Tensor:
     """(Q, most) with -1 after the end of each list."""
     table = torch.full((len(lists), max(map(len, lists))), -1, dtype=torch.int64)
     for row, items in zip(table, lists, strict=True):
