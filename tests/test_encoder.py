@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,18 @@ def test_a_run_brings_its_crop_batch_layout_and_threads(pictures: Path, tmp_path
     other = Encoder.open(folder, batch=7, image=32, resize=40)
     assert (other.batch, other.crop.size, other.crop.resize) == (7, 32, 40)
     assert Encoder.open(folder, image=32).crop.resize == 36  # in proportion
+
+
+def test_a_checkpoint_alone_cuts_pictures_as_its_run_did(pictures: Path, tmp_path: Path) -> None:
+    folder = run_of(pictures, tmp_path / "run", data__squeeze=True)
+    shutil.copy(folder / "checkpoints" / "best.safetensors", tmp_path / "alone.safetensors")
+    alone, whole = Encoder.open(tmp_path / "alone.safetensors", batch=64), Encoder.open(folder)
+    assert alone.run is None
+    assert alone.crop == whole.crop
+    assert alone.crop.squeeze
+    assert alone.side == whole.side == 12
+    test = dataset("folder", pictures).split("test")
+    assert torch.equal(alone.embed(test).vectors, whole.embed(test).vectors)
 
 
 def test_paths_and_open_pictures_need_no_dataset(

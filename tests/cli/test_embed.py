@@ -260,7 +260,7 @@ def test_a_damaged_picture_stops_or_is_left_out(called: Call, tmp_path: Path) ->
         (["run", "--weights", "hub"], "--weights is for timm models; run/checkpoints/best.safe"),
         (["run", "--dim", "4", "--pooling", "max"], "--pooling, --dim are for timm models"),
         (["resnet5", "--data", "folder", "--root", "mine"], "no run folder or checkpoint resnet5, and MODEL must be"),
-        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean resnet50"),
+        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean 'resnet50'"),
         (["runs/absent", "--data", "folder"], "there is no run folder or checkpoint runs/absent. MODEL is a run"),
         (["absent.safetensors", "--data", "folder"], "there is no run folder or checkpoint absent.safetensors"),
         (["mine"], "mine is not a run: it has no config.yaml"),
@@ -318,7 +318,13 @@ def test_a_run_without_a_checkpoint_is_waited_for_resumed_or_repeated(called: Ca
 
 def test_a_run_that_was_tested_elsewhere_asks_where(called: Call, tmp_path: Path, place: Path) -> None:
     data = DataSettings(
-        name="sfm120k", root="sfm", test_sets={"roxford5k": "ox", "rparis6k": "paris"}, image=IMAGE, resize=IMAGE
+        name="sfm120k",
+        root="sfm",
+        test_sets={"roxford5k": "ox", "rparis6k": "paris"},
+        image=IMAGE,
+        resize=IMAGE,
+        side=IMAGE,
+        batch_size=64,
     )
     run = Run.create(Settings(data=data, run=str(tmp_path / "landmarks")))
     run.best.write_bytes((place / "model.safetensors").read_bytes())

@@ -318,7 +318,7 @@ def test_landmarks_are_easy_medium_and_hard(called: Call, place: Path, tmp_path:
     assert content["metrics"]["medium trapezoidal mAP"] == expected["medium"]["trapezoidal mAP"]
     assert {"easy", "medium", "hard"} == {name.split()[0] for name in content["metrics"]}
     assert content["settings"]["ks"] is None
-    assert "2 of 2 classes, searched in 3\n" in result.output
+    assert "2 of 2 classes, searched in 3, in " in result.output
     assert "--page" not in result.output
     for more in (["--page", "p.html"], ["--ks", "1"]):
         result = called("model.safetensors", "--data", "roxford5k", "--root", "roxford5k", *more)
@@ -377,7 +377,7 @@ def test_a_picture_that_cannot_be_decoded_is_counted(called: Call, tmp_path: Pat
         (["model.safetensors"], "--data is missing: which pictures?"),
         (["model.safetensors", "--data", "cub"], "--root is missing: give --root FOLDER. Caltech-UCSD Birds"),
         (["model.safetensors", "--data", "spo", "--root", "."], "unknown dataset 'spo', did you mean 'sop'?"),
-        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean resnet50"),
+        (["resnet5", "--data", "folder", "--root", "mine"], "did you mean 'resnet50'"),
         (
             ["model.safetensors", "--data", "folder", "--root", "mine", "--weights", "hub"],
             "--weights is for timm models",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +57,7 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
     hardware = HardwareSettings() if settings is None else settings.hardware
     device = _device(wanted.device, hardware.device)  # before the weights are read: it may not be there
     model, about = load_checkpoint(path)
-    crop = _crop(model, None if settings is None else settings.data, about.get("resize"), wanted)
+    crop = _crop(model, None if settings is None else settings.data, about, wanted)
     own_batch = BATCH if settings is None else max(LEAST_BATCH, settings.data.batch_size)
     if wanted.precision is not None:
         hardware = dataclasses.replace(hardware, precision=wanted.precision)
@@ -66,7 +68,7 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
         device,
         name=path.stem if folder is None else folder.name,
         batch=wanted.batch or own_batch,
-        side=needed_side(SIDE, crop.resize) if settings is None else settings.data.side,
+        side=about.get("side", needed_side(SIDE, crop.resize)) if settings is None else settings.data.side,
         workers=None if settings is None else settings.data.workers,
         weights=f"{path}{f' (epoch {epoch})' if (epoch := about.get('epoch')) is not None else ''}",
         checkpoint=path,
@@ -111,12 +113,13 @@ def _device(wanted: str, own: str) -> torch.device:
     return device_of("auto")
 
 
-def _crop(model: Retriever, data: DataSettings | None, resize: int | None, wanted: Wanted) -> CentreCrop:
+def _crop(model: Retriever, data: DataSettings | None, about: Mapping[str, Any], wanted: Wanted) -> CentreCrop:
     """The run's own crop, or the checkpoint's; in proportion where another size is asked for."""
     if data is not None:
         own = centre_crop(data, model)
     else:
-        own = CentreCrop(model.image, resize or _usual_resize(model.settings.name, model.image), model.mean, model.std)
+        resize = about.get("resize") or _usual_resize(model.settings.name, model.image)
+        own = CentreCrop(model.image, resize, model.mean, model.std, squeeze=about.get("squeeze", False))
     image = own.size if wanted.image is None else _other_size(model, wanted.image)
     return dataclasses.replace(own, size=image, resize=wanted.resize or own.resize * image // own.size)
 

@@ -77,6 +77,8 @@ class Job:
                 "data": self.settings.data.name,
                 "loss": self.settings.loss,
                 "resize": self.pictures.centre.resize,
+                "squeeze": self.pictures.centre.squeeze,
+                "side": self.settings.data.side,
                 "recipe": self.settings.recipe,
             }
             save_checkpoint(self.run.best, self.kept, about)

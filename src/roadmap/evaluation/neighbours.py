@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roadmap.kernels.counts import TRITON_THRESHOLDS, implementation, pair_scores
-from roadmap.kernels.tiled_counts import _full_precision as full_float32
+from roadmap.kernels.precision import full_float32
 from roadmap.metrics.counted import Ties
 
 CHUNK_BYTES = 64 << 20  # of scores held at once

@@ -242,7 +242,7 @@ def _about(asked: _Side, searched: _Side, candidates: Sequence[Ints], judge: str
     where = "one another" if searched is asked else f"{len(searched.labels):,} others"
     of_each = "one query" if len(candidates) == 1 else f"up to {len(candidates)} queries"
     return (
-        f"{asked.album.records.name}: {len(asked.labels):,} pictures search {where}. Every one of {len(candidates[0]):,} "
-        f"classes sends {of_each}; ranked by their AP@R under {judge}: the best {best}, {between} in between, and the worst "
-        f"{worst}. Nobody picked them."
+        f"{asked.album.records.name}: {len(asked.labels):,} pictures search {where}. Each of {len(candidates[0]):,} "
+        f"classes sends {of_each}; ranked by their AP@R under {judge}: the best {best}, {between} in between, and the "
+        f"worst {worst}. Nobody picked them."
     )
