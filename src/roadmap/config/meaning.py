@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from roadmap.config.settings import Settings
-from roadmap.config.settings_checks import in_words, kinds
+from roadmap.config.settings_checks import fields, kind_in_words
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ def settings() -> dict[str, Setting]:
 
 def _settings(part: Any, prefix: str) -> list[Setting]:
     meanings, found = attributes(type(part)), []
-    for name, kind in kinds(part.__class__).items():
+    for name, about in fields(part.__class__).items():
         key, value = f"{prefix}{name}", getattr(part, name)
         if dataclasses.is_dataclass(value):
             found += _settings(value, f"{key}.")
         elif key != "loss":
-            found.append(Setting(key, in_words(kind), value, meanings.get(name, "").replace("None", "null")))
+            found.append(Setting(key, kind_in_words(*about), value, meanings.get(name, "").replace("None", "null")))
     return found
 
 
