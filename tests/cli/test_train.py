@@ -166,6 +166,8 @@ REFUSED = {
     "--config-dir /nowhere": r"--config-dir /nowhere is not a folder",
     "hydra.nothing=1": r"Could not override 'hydra.nothing'",
     "resume=runs/1 seed=3": r"resume=FOLDER goes on with the settings of that run; .* epochs=N.*; leave out: seed=3",
+    "-m resume=runs/1": r"resume=FOLDER goes on with .*; leave out: -m",
+    "resume=runs/1 --dry-run": r"resume=FOLDER goes on with .*; leave out: --dry-run",
     "resume=runs/1 epochs=ten": r"epochs must be a whole number, got 'ten'",
     "data.root=/pictures": r"/pictures needs data=NAME: data=folder data.root=/pictures for your own pictures",
     "-m data.root=/a,/b": r"needs data=NAME",

@@ -354,3 +354,12 @@ def test_a_category_pairs_run(tmp_path: Path) -> None:
     )
     folder = fit(settings, quiet=True)
     assert last(folder)["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("squeeze", "random", "centre"), [("no", False, False), ("test", False, True), ("all", True, True)]
+)
+def test_which_pictures_are_squeezed(squeeze: str, random: bool, centre: bool) -> None:
+    settings = tiny(Path("x"), Path("y"), data__squeeze=squeeze)
+    pictures = Pictures(settings, retriever(settings.model, 16), torch.device("cpu"), quiet=True)
+    assert (pictures.random.squeeze, pictures.centre.squeeze) == (random, centre)
