@@ -235,7 +235,7 @@ if hasattr(roadmap.metrics, "retrieval_metrics"):
 try:
     import roadmap.losses.pml
 except ImportError as missing:
-    assert "pip install roadmap[pml]" in str(missing), missing
+    assert "pip install roadmap-retrieval[pml]" in str(missing), missing
 else:
     raise AssertionError("pytorch-metric-learning was imported")
 print("done")

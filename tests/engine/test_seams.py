@@ -100,3 +100,15 @@ def test_the_loss_that_is_logged_is_the_one_that_was_compared() -> None:
     assert losses == [0.25] * 5
     assert isinstance(batches()[0], Batch)
     assert all(value.isfinite().all() for value in weights.values())
+
+
+def test_short_embeddings_have_a_direction_too() -> None:
+    """Their squares vanish in float32; the loss compares directions, and so the step goes on."""
+
+    class Short(OnePass):
+        def embed(self, images: Tensor) -> Tensor:
+            return super().embed(images) * 1e-25
+
+    losses, weights = trained(Short, BatchAlone(ROADMAP()))
+    assert losses[0] == pytest.approx(trained(OnePass, BatchAlone(ROADMAP()))[0][0], abs=1e-3)
+    assert all(value.isfinite().all() for value in weights.values())

@@ -14,6 +14,7 @@ from roadmap.engine.comparing import Compare
 from roadmap.engine.optimiser import Schedule, set_rates
 from roadmap.engine.passes import Passes
 from roadmap.engine.state import TrainState
+from roadmap.kernels.directions import directions, has_direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +54,10 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     """Embed, compare, pull back, move. Losses compute scores in float32 whatever the model's precision is."""
     set_rates(parts.optimizer, parts.schedule(state.step))
     embeddings = parts.passes.embed(batch.images)
-    lengths = torch.linalg.vector_norm(embeddings.detach(), dim=1)
-    if lengths.device.type == "cpu" and not usable(lengths).all():  # where looking is free, losses would refuse them
+    lengths = directions(embeddings)[1]
+    if (
+        lengths.device.type == "cpu" and not has_direction(lengths).all()
+    ):  # where looking is free, losses would refuse them
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
     loss = parts.compare(embeddings, batch.labels)
     parts.passes.pull_back(loss)
@@ -77,8 +80,3 @@ def _gradient_norm(state: TrainState, parts: Parts) -> Tensor:
     norm = parts.fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
     assert norm is not None
     return norm
-
-
-def usable(lengths: Tensor) -> Tensor:
-    """(B,) whether vectors of these lengths have a direction."""
-    return torch.isfinite(lengths) & (lengths > 0)

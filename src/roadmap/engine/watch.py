@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from roadmap.data import Records
-from roadmap.engine.step import Outcome, usable
+from roadmap.engine.step import Outcome
+from roadmap.kernels.directions import has_direction
 
 OVERFLOWS = 30  # in a row, after which fp16's scaler will not recover
 
@@ -81,7 +82,7 @@ class Watch:
         return Reading(outcome.step, loss, norm, len(outcome.indices), done)
 
     def _failure(self, outcome: Outcome, loss: float, norm: float) -> NonFiniteError:
-        rows = zip(outcome.indices.tolist(), usable(outcome.lengths).tolist(), strict=True)
+        rows = zip(outcome.indices.tolist(), has_direction(outcome.lengths).tolist(), strict=True)
         named = [(self.records.paths[index], good) for index, good in rows]
         suspects, others = ([name for name, good in named if good is wanted] for wanted in (False, True))
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"

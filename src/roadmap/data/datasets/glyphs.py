@@ -151,7 +151,7 @@ def _face_file(face: str) -> Path:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("glyphs are drawn with matplotlib's fonts: pip install 'roadmap[data]'") from error
+        raise ImportError("glyphs are drawn with matplotlib's fonts: pip install 'roadmap-retrieval[data]'") from error
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
 
 

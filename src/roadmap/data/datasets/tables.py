@@ -123,7 +123,7 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ImportError(f"reading {path} needs pyarrow: pip install 'roadmap[data]'") from error
+        raise ImportError(f"reading {path} needs pyarrow: pip install 'roadmap-retrieval[data]'") from error
     return {name.strip().lower(): values for name, values in parquet.read_table(path).to_pydict().items()}
 
 
