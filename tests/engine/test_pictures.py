@@ -179,7 +179,7 @@ def test_a_test_set_without_splits_is_all_test(pictures: Path, tmp_path: Path) -
 
 def test_samplers() -> None:
     train = split(records(dict.fromkeys(range(8), 4)), "last").train
-    data = DataSettings(name="folder", root="x", batch_size=8, per_class=2)
+    data = DataSettings(name="folder", root="x", batch_size=8, per_class=2, batches=None)
     assert sampler_of(train, data, 0).batches == 4
     assert sampler_of(train, dataclasses.replace(data, batches=7), 0).batches == 7
     one, other = (sampler_of(train, data, seed).epoch_batches(0).tolist() for seed in (0, 1))
@@ -313,3 +313,12 @@ def test_a_category_pairs_run(tmp_path: Path) -> None:
     )
     folder = fit(settings, quiet=True)
     assert last(folder)["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("squeeze", "random", "centre"), [("no", False, False), ("test", False, True), ("all", True, True)]
+)
+def test_which_pictures_are_squeezed(squeeze: str, random: bool, centre: bool) -> None:
+    settings = tiny(Path("x"), Path("y"), data__squeeze=squeeze)
+    pictures = Pictures(settings, retriever(settings.model, 16), torch.device("cpu"), quiet=True)
+    assert (pictures.random.squeeze, pictures.centre.squeeze) == (random, centre)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from roadmap.config.meaning import Setting, settings
-from roadmap.config.options import GROUPS, options, parts_of
+from roadmap.config.options import GROUPS, Setting, options, parts_of, settings
 from roadmap.config.settings_checks import shown
 from roadmap.config.words import unknown, unknown_option
 from roadmap.experiments.published import lines_of

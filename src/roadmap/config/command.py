@@ -86,7 +86,8 @@ def command_of(arguments: Sequence[str]) -> Command:
 
 
 def _resumption(flags: argparse.Namespace, keys: dict[str, str]) -> Command:
-    if others := [f"{key}={value}" for key, value in keys.items() if key not in ("resume", "epochs")]:
+    others = ["-m"] * flags.multirun + ["--dry-run"] * flags.dry_run
+    if others := others + [f"{key}={value}" for key, value in keys.items() if key not in ("resume", "epochs")]:
         said = "resume=FOLDER goes on with the settings of that run; beside it only epochs=N, for more of them"
         raise SettingError("resume", f"{said}; leave out: {' '.join(others)}")
     epochs = keys.get("epochs")

@@ -27,6 +27,7 @@ CHOSEN = {
     "select": ("by",),
     "": ("epochs",),
 }
+WARNING = "WARNING: "  # begins a reason that must not be overlooked
 LOOKED_AT = 64  # pictures whose size is looked at
 TINY_SIDE, SMALL_SIDE = 48, 112  # median shorter side up to which pictures count as such
 PRETRAINED = {"cuda": ("vit_small_patch14_dinov2", 224), "cpu": ("efficientnet_lite0", 160)}
@@ -147,7 +148,7 @@ def _reachable(choice: _Choice, name: str) -> bool:
         data, file = choice.settings.data, f"{name}.safetensors"
         bring = f"curl -L -o {file} {error.address}" if error.address else f"download the weights of {name} as {file}"
         choice.warnings.append(
-            "WARNING: no pretrained network can be had here, so a small one learns from scratch and will find much "
+            f"{WARNING}no pretrained network can be had here, so a small one learns from scratch and will find much "
             f"less ({error}). For a pretrained one: on a machine with network run\n    {bring}\n"
             f"bring that file here, and run\n    roadmap train data={data.name} data.root={data.root} "
             f"model.name={name} model.weights={file}"
