@@ -51,7 +51,7 @@ def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
         return kept
     drawn = list(_distinct(size))
     records = _records(folder, drawn)
-    pack_of((_coloured(pixels) for _, _, pixels in drawn), records, size, folder)
+    pack_of((_colours(pixels) for _, _, pixels in drawn), records, size, folder)
     records.save(folder / RECORDS)
     return records
 
@@ -121,7 +121,7 @@ def _distinct(size: int) -> Iterator[tuple[int, str, Pixels]]:
             continue
         pictures: dict[bytes, tuple[str, Pixels]] = {}
         for face in having:
-            ink = _drawn(chr(code), faces[face], size)
+            ink = _ink(chr(code), faces[face], size)
             if ink is not None:
                 pictures.setdefault(ink.tobytes(), (face, ink))
         # a look-alike of an earlier character in any face would make its label a coin toss
@@ -130,7 +130,7 @@ def _distinct(size: int) -> Iterator[tuple[int, str, Pixels]]:
             yield from ((code, face, ink) for face, ink in pictures.values())
 
 
-def _drawn(character: str, font: ImageFont.FreeTypeFont, size: int) -> Pixels | None:
+def _ink(character: str, font: ImageFont.FreeTypeFont, size: int) -> Pixels | None:
     """(size, size) ink, 255 where there is most; None if it is blank or does not fit."""
     anchor = (size / 2, round(size * 0.72))
     left, top, right, bottom = font.getbbox(character, anchor="ms")
@@ -143,7 +143,7 @@ def _drawn(character: str, font: ImageFont.FreeTypeFont, size: int) -> Pixels | 
     return ink if ink.any() else None
 
 
-def _coloured(ink: Pixels) -> Pixels:
+def _colours(ink: Pixels) -> Pixels:
     return np.repeat(255 - ink[:, :, None], 3, axis=2)
 
 
