@@ -47,7 +47,7 @@ def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
     if size < 16:
         raise ValueError(f"glyphs of {size} pixels cannot be told apart; the size must be at least 16")
     folder = Path(root) if root is not None else cache_folder() / f"glyphs-{size}"
-    if (kept := _kept(folder, size)) is not None:
+    if (kept := _earlier_records(folder, size)) is not None:
         return kept
     drawn = list(_distinct(size))
     records = _records(folder, drawn)
@@ -56,7 +56,7 @@ def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
     return records
 
 
-def _kept(folder: Path, size: int) -> Records | None:
+def _earlier_records(folder: Path, size: int) -> Records | None:
     """What was drawn before. None where nothing was, or not all of it: a full disk, a kill, another size."""
     try:
         pack, records = Pack.open(folder), Records.load(folder / RECORDS)
