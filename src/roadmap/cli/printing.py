@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import typer
 
@@ -21,7 +22,9 @@ def print_start(encoder: Encoder, records: Records, parts: Sequence[Records], re
     cut = "" if crop.resize == crop.size else f" from the middle of {crop.resize}"
     model = f"{encoder.model.settings.name}, {encoder.model.dim} dimensions, {encoder.weights}"
     typer.echo(f"model      {encoder.name}: {model}")
-    typer.echo(f"pictures   {records.name}: {counted}, in {records.root}")
+    root, here = records.root.absolute(), Path.cwd()
+    where = root.relative_to(here) if root.is_relative_to(here) else root
+    typer.echo(f"pictures   {records.name}: {counted}, in {where}")
     typer.echo(f"read       {read}")
     typer.echo(f"computed   {crop.size} pixels{cut}, on {encoder.device}, precision {encoder.precision}")
     for note in records.notes:
