@@ -26,7 +26,7 @@ from roadmap.runs import Run
 BATCH = 256  # pictures that go through a model at once, where no run says otherwise
 LEAST_BATCH = 64  # a run that trains on small batches is evaluated in larger ones
 # What of a model's settings decides the vectors of pictures, beside its weights.
-DECIDING = ("name", "pooling", "layer_norm", "dim")
+DECIDING = ("name", "pooling", "layer_norm", "dim", "stride_first")
 
 Pictures: TypeAlias = Records | Sequence[str | Path] | Sequence[Image.Image]
 

@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from roadmap.config.settings import Settings
 from roadmap.config.settings_checks import AUTO
 from roadmap.data import Records
 from roadmap.data.datasets.sources import GLYPH_SIZE
+from roadmap.data.pictures.images import PictureError, picture_size
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
 from roadmap.engine.splits import MANY_CLASSES, held_out_classes
@@ -238,9 +238,8 @@ def median_side(records: Records, name: str) -> int:
     sides = []
     for index in permutation(len(records), 0, len(records))[:LOOKED_AT]:
         try:
-            with Image.open(records.path(int(index))) as picture:
-                sides.append(min(picture.size))
-        except (OSError, UnidentifiedImageError, ValueError):
+            sides.append(min(picture_size(records.path(int(index)))))
+        except PictureError:
             continue
     if not sides:
         raise ValueError(
