@@ -242,7 +242,7 @@ def test_the_small_network_does_without_timm(monkeypatch: pytest.MonkeyPatch) ->
     assert model(pictures()).shape == (3, 4)
     assert model.layers == 5
     with pytest.raises(
-        ImportError, match=r"every backbone but small_cnn comes from timm: pip install 'roadmap\[train\]'"
+        ImportError, match=r"every backbone but small_cnn comes from timm: pip install 'roadmap-retrieval\[train\]'"
     ):
         retriever(ModelSettings("resnet50"), 32)
 
