@@ -29,6 +29,7 @@ FLOORS = {
     "models": 1,
     "embeddings": 2,
     "evaluation": 3,
+    "refinement": 3,
     "runs": 3,
     "engine": 4,
     "report": 5,
@@ -47,6 +48,8 @@ KEEPERS = {
     "hydra": r"cli/.*|config/(?!settings).*",
     "omegaconf": r"cli/.*|config/(?!settings).*",
     "lightning_fabric": r"engine/.*",
+    "faiss": r"search/engines/faiss\.py",
+    "pymilvus": r"search/engines/milvus\.py",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
 BARE = {"names", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}

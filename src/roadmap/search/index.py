@@ -12,8 +12,10 @@ commits, so at every moment the folder holds exactly what was committed.
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from roadmap.metrics.vectors import unit_vectors
 from roadmap.search.columns import Column
 from roadmap.search.engines import Engine, Mark, Place, Selection, engine_named
 from roadmap.search.filters import filter_from
-from roadmap.search.manifest import Manifest, WriterLock, check_origin, engine_for, make_room
-from roadmap.search.metadata import Described, checked_columns, checked_metadata
+from roadmap.search.manifest import check_origin, engine_for, manifest_for
+from roadmap.search.metadata import Described, checked_metadata
 from roadmap.search.results import Rank, Results
-from roadmap.search.rows import FileFacts, Rows
+from roadmap.search.rows import FileFacts
+from roadmap.search.storage import Storage
 from roadmap.search.syncing import Changes, Embed, changes_of, sync_files
-from roadmap.search.vectors import STORAGES, Floats, VectorFile, exact_rank, unit_queries
+from roadmap.search.vectors import Floats, exact_rank, unit_queries, unit_rows
 
 Queries = Described | Tensor | ArrayLike
 
@@ -41,21 +43,17 @@ class Index:
     Searching is safe from several threads, also while one of them adds or removes.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, lock: WriterLock | None, verify: bool) -> None:
-        self.folder, self.manifest, self._writer = folder, manifest, lock
+    def __init__(self, storage: Storage) -> None:
+        self.storage, self.manifest, self.folder = storage, storage.manifest, storage.folder
         self._lock = threading.RLock()
         self._columns: dict[str, Column] = {}
-        self.rows = Rows(folder / "rows.sqlite", manifest.columns)
-        self.vectors = VectorFile(folder / "vectors.bin", manifest.dim, manifest.storage)
+        self._opened: Engine | None = None
         try:
-            if verify:
-                self.check()
-            self.engine: Engine = engine_named(manifest.engine, self._place())
+            self._opened = self.engine = engine_named(self.manifest.engine, self._place())
             self._mark = self.engine.load()
             self.refresh()
         except BaseException:
-            self.rows.close()
-            self.vectors.close()
+            self.close()
             raise
 
     @classmethod
@@ -82,29 +80,8 @@ class Index:
             storage: "float32", or "float16" for half the space.
             options: of the engine; see its file.
         """
-        folder = Path(folder)
-        if dim < 1 or storage not in STORAGES:
-            raise ValueError(f"dim must be at least 1 and storage one of {', '.join(STORAGES)}, got {dim}, {storage!r}")
-        manifest = Manifest(
-            {key: value for key, value in about.items() if key != "skipped"},
-            dim,
-            storage,
-            engine_for(engine),
-            dict(options or {}),
-            checked_columns(columns or {}),
-            tuple(class_names),
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = WriterLock(folder)
-        try:
-            make_room(folder)
-            Rows.create(folder / "rows.sqlite", manifest.columns)
-            VectorFile.create(folder / "vectors.bin")
-            manifest.save(folder)  # last: a folder without it holds no index
-            return cls(folder, manifest, lock, verify=False)
-        except BaseException:
-            lock.release()
-            raise
+        manifest = manifest_for(about, dim, engine, columns or {}, class_names, storage, options or {})
+        return cls(Storage.create(Path(folder), manifest))
 
     @classmethod
     def open(cls, folder: str | Path, *, write: bool = False, verify: bool = True) -> Index:
@@ -119,15 +96,24 @@ class Index:
             DamagedError: a file is not what was written; the message names it.
             BlockingIOError: another process is writing.
         """
-        folder = Path(folder)
-        manifest = Manifest.load(folder)
-        lock = WriterLock(folder) if write else None
+        return cls(Storage.open(Path(folder), write, verify))
+
+    @classmethod
+    def exchange_engine(cls, folder: str | Path, engine: str, options: Mapping[str, Any] | None = None) -> Index:
+        """Open an index for writing with another engine, or with its own made anew; `build` it next.
+
+        Nothing is embedded again: an engine holds nothing that the index does not.
+        """
+        storage = Storage.open(Path(folder), write=True, verify=True)
         try:
-            return cls(folder, manifest, lock, verify)
+            shutil.rmtree(storage.folder / "engine", ignore_errors=True)
+            manifest = replace(storage.manifest, engine=engine_for(engine), options=dict(options or {}))
+            manifest.save(storage.folder)
+            storage.manifest = manifest
         except BaseException:
-            if lock is not None:
-                lock.release()
+            storage.close()
             raise
+        return cls(storage)
 
     def add(
         self,
@@ -148,24 +134,12 @@ class Index:
         Returns:
             How many vectors the index holds now.
         """
-        self._check_writable()
+        self.storage.check_writable()
         check_origin(self.manifest.about, embeddings.about, "these vectors")
         columns = checked_metadata(embeddings, metadata or {}, self.manifest.columns)
-        rows = self._unit_rows(embeddings.vectors)
+        rows = unit_rows(embeddings.vectors, self.manifest.dim)
         with self._lock:
-            present = self.rows.slots_of(columns["id"])
-            if present and not replace:
-                raise ValueError(
-                    f"{len(present)} of these ids are in the index already, first {next(iter(present))!r}; "
-                    "remove them first, or add with replace=True"
-                )
-            start = self.rows.slot_count()
-            checksum = self.vectors.append(start, rows)
-            with self.rows.commit("add") as commit:
-                self.rows.mark_removed([*present.values(), *self.rows.slots_of(remove).values()], commit)
-                if len(rows):
-                    self.rows.insert(start, columns, checksum)
-                self.rows.put_files(files or {})
+            self.storage.add(columns, rows, replace, remove, files or {})
             self.refresh()
         return len(self)
 
@@ -175,27 +149,15 @@ class Index:
         Args:
             missing: "raise", or "ignore" ids that are not there.
         """
-        self._check_writable()
+        self.storage.check_writable()
         if isinstance(ids, str):
             raise TypeError(f"ids must be a list of ids, got the text {ids!r}")
         with self._lock:
-            present = self.rows.slots_of(ids)
-            unknown = [name for name in ids if name not in present]
-            if unknown and missing == "raise":
-                raise KeyError(f"{len(unknown)} of these ids are not in the index, first {unknown[0]!r}")
-            with self.rows.commit("remove") as commit:
-                self.rows.mark_removed(list(present.values()), commit)
-                self.rows.forget_files(list(ids))
+            count = self.storage.remove(ids, missing)
             self.refresh()
-        return len(present)
+        return count
 
-    def search(
-        self,
-        vectors: Described | Tensor | ArrayLike,
-        k: int = 10,
-        where: Mapping[str, Any] | None = None,
-        offset: int = 0,
-    ) -> Results:
+    def search(self, vectors: Queries, k: int = 10, where: Mapping[str, Any] | None = None, offset: int = 0) -> Results:
         """The k nearest of each query by cosine, highest score first, after `offset` that are left out.
 
         Args:
@@ -207,28 +169,29 @@ class Index:
         queries = self._queries(vectors)
         reach = min(k + offset, max(1, self._mark.slots))
         scores, slots = self.engine.search(queries, reach, self._selection(where))
-        return Results.of(scores[:, offset:], slots[:, offset:], self.rows)
+        return Results.of(scores[:, offset:], slots[:, offset:], self.storage.rows)
 
     def rank_of(self, vector: Queries, id: str, where: Mapping[str, Any] | None = None) -> Rank:
         """Where an expected picture stands: its exact rank (1 is first) and score, and whether the filter lets it pass.
 
         Every vector is compared in float32, whatever the engine; equal scores count by who came first.
         """
-        slot = self.rows.slots_of([id]).get(id)
-        if slot is None:
+        self.refresh()
+        slot = self.storage.rows.slots_of([id]).get(id)
+        if slot is None or slot >= self._mark.slots:
             raise KeyError(f"{id!r} is not in the index")
         query = self._queries(vector)
         if len(query) != 1:
             raise ValueError(f"one vector is needed, got {len(query)}")
-        mark, selection = self._mark, self._selection(where)
-        allowed = np.ones(mark.slots, np.bool_) if selection is None else selection.mask.copy()
-        allowed[self.rows.removed_since(0)] = False
-        rank, score = exact_rank(self.vectors, query[0], slot, allowed)
+        selection, removed = self._selection(where), self.storage.rows.removed_since(0)
+        allowed = np.ones(self._mark.slots, np.bool_) if selection is None else selection.mask.copy()
+        allowed[removed[removed < len(allowed)]] = False
+        rank, score = exact_rank(self.storage.vectors, query[0], slot, allowed)
         return Rank(rank, score, int(allowed.sum()), bool(allowed[slot]))
 
     def build(self) -> dict[str, Any]:
         """Make searching fast for what is there now, keep that, and say how good it is: `facts()`."""
-        self._check_writable()
+        self.storage.check_writable()
         with self._lock:
             self.engine.build()
             self.engine.save(self._mark)
@@ -237,28 +200,23 @@ class Index:
     def refresh(self) -> None:
         """Take up what was committed since, here or by another process; the engine is brought to that state."""
         with self._lock:
-            commit, stop = self.rows.last_commit(), self.rows.slot_count()
+            commit, stop = self.storage.rows.last_commit(), self.storage.rows.slot_count()
             if Mark(stop, commit) == self._mark:
                 return
             if stop > self._mark.slots:
                 self.engine.add(self._mark.slots, stop)
-            self.engine.remove(self.rows.removed_since(self._mark.commit))
+            self.engine.remove(self.storage.rows.removed_since(self._mark.commit))
             for name, column in self._columns.items():
-                column.extend(self.rows.column(name, len(column), stop))
+                column.extend(self.storage.rows.column(name, len(column), stop))
             self._mark = Mark(stop, commit)
-            if self._writer is not None:
+            if self.storage.writable:
                 self.engine.save(self._mark)
 
     def changes(self, files: Mapping[str, Path]) -> Changes:
         """Which of these files (id -> path) are new or changed since they were indexed, and which are gone."""
-        return changes_of(self.rows.files(), files)
+        return changes_of(self.storage.rows.files(), files)
 
-    def sync(
-        self,
-        files: Mapping[str, Path],
-        embed: Embed,
-        at_once: int = 1024,
-    ) -> Changes:
+    def sync(self, files: Mapping[str, Path], embed: Embed, at_once: int = 1024) -> Changes:
         """Make the index hold exactly these files: embed the new and changed, remove the gone. What was done.
 
         Files are taken `at_once` at a time, each time in one step: after an interruption the next call goes on from
@@ -269,14 +227,8 @@ class Index:
             files: id -> path of every picture that the index should hold.
             embed: ids -> their Embeddings, with metadata or None.
         """
-        self._check_writable()
+        self.storage.check_writable()
         return sync_files(self, files, embed, at_once)
-
-    def check(self) -> None:
-        """Compare everything with its checksums. Raises DamagedError, which names the file."""
-        self.rows.check()
-        for start, count, checksum in self.rows.blocks():
-            self.vectors.check(start, count, checksum)
 
     def facts(self) -> dict[str, Any]:
         """What the index is, in plain values: for people, and for a service to show."""
@@ -295,25 +247,25 @@ class Index:
 
     def ids(self) -> list[str]:
         """All ids, in the order they came."""
-        return self.rows.ids()
+        return self.storage.rows.ids()
 
     def vectors_of(self, ids: Sequence[str]) -> Floats:
         """The stored unit vectors of some ids: to search by a picture that is in the index."""
-        slots = self.rows.slots_of(ids)
+        slots = self.storage.rows.slots_of(ids)
         missing = [name for name in ids if name not in slots]
         if missing:
             raise KeyError(f"{missing[0]!r} is not in the index")
-        return self.vectors.rows(np.array([slots[name] for name in ids], np.int64))
+        return self.storage.vectors.rows(np.array([slots[name] for name in ids], np.int64))
 
     def __len__(self) -> int:
-        return self.rows.live_count()
+        return self.storage.rows.live_count()
 
     def close(self) -> None:
-        self.engine.close()
-        self.rows.close()
-        self.vectors.close()
-        if self._writer is not None:
-            self._writer.release()
+        try:
+            if self._opened is not None:
+                self._opened.close()
+        finally:
+            self.storage.close()
 
     def __enter__(self) -> Index:
         return self
@@ -322,24 +274,18 @@ class Index:
         self.close()
 
     def _place(self) -> Place:
-        folder = self.folder / "engine"
-        if self._writer is not None:
+        folder, rows = self.folder / "engine", self.storage.rows
+        if self.storage.writable:
             folder.mkdir(exist_ok=True)
-        manifest = self.manifest
         return Place(
-            folder, self.vectors, manifest.columns, self.rows.column, manifest.options, self._writer is not None
+            folder,
+            self.storage.vectors,
+            self.manifest.columns,
+            rows.column,
+            lambda: rows.removed_since(0),
+            self.manifest.options,
+            self.storage.writable,
         )
-
-    def _check_writable(self) -> None:
-        if self._writer is None:
-            raise PermissionError(f"{self.folder} was opened for searching; open it with write=True to change it")
-
-    def _unit_rows(self, vectors: Tensor) -> Floats:
-        if vectors.ndim != 2 or vectors.shape[1] != self.manifest.dim:
-            raise ValueError(f"vectors must have shape (N, {self.manifest.dim}), got {tuple(vectors.shape)}")
-        if len(vectors) == 0:
-            return np.empty((0, self.manifest.dim), np.float32)
-        return np.asarray(unit_vectors(vectors.cpu(), "vectors").float().numpy())
 
     def _queries(self, vectors: Queries) -> Floats:
         if hasattr(vectors, "about") and hasattr(vectors, "vectors"):
@@ -356,6 +302,6 @@ class Index:
     def _column(self, name: str) -> Column:
         with self._lock:
             if name not in self._columns:
-                values = self.rows.column(name, 0, self._mark.slots)
+                values = self.storage.rows.column(name, 0, self._mark.slots)
                 self._columns[name] = Column(self.manifest.columns[name], values)
             return self._columns[name]

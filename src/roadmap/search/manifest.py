@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from roadmap.atomic import replaced
-from roadmap.search.engines import installed
-from roadmap.search.vectors import DamagedError
+from roadmap.names import did_you_mean
+from roadmap.search.engines import ENGINES, installed
+from roadmap.search.metadata import checked_columns
+from roadmap.search.vectors import STORAGES, DamagedError
 
 NAME = "index.json"
 PARTS = ("rows.sqlite", "rows.sqlite-journal", "vectors.bin", "engine", "lock")
@@ -71,6 +73,25 @@ class Manifest:
             raise ValueError(f"{path} was written by another version of this program; index the pictures again")
         columns, class_names = dict(content.pop("columns")), tuple(content.pop("class_names"))
         return cls(**content, columns=columns, class_names=class_names)
+
+
+def manifest_for(
+    about: Mapping[str, Any],
+    dim: int,
+    engine: str,
+    columns: Mapping[str, str],
+    class_names: Sequence[str],
+    storage: str,
+    options: Mapping[str, Any],
+) -> Manifest:
+    """The manifest of a new index, checked; the arguments are those of `Index.create`."""
+    if dim < 1 or storage not in STORAGES:
+        raise ValueError(f"dim must be at least 1 and storage one of {', '.join(STORAGES)}, got {dim}, {storage!r}")
+    if engine not in ("auto", *ENGINES):
+        raise ValueError(f"engine must be auto, {', '.join(ENGINES)}, got {engine!r}{did_you_mean(engine, ENGINES)}")
+    origin = {key: value for key, value in about.items() if key != "skipped"}
+    every = checked_columns(columns)
+    return Manifest(origin, dim, storage, engine_for(engine), dict(options), every, tuple(class_names))
 
 
 def check_origin(mine: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:

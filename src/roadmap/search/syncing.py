@@ -82,8 +82,8 @@ def sync_files(index: Index, files: Mapping[str, Path], embed: Embed, at_once: i
     if found.deleted:
         index.remove(found.deleted, missing="ignore")
     if found.touched:
-        with index.rows.commit("touch"):
-            index.rows.put_files(found.touched)
+        with index.storage.rows.commit("touch"):
+            index.storage.rows.put_files(found.touched)
     wanted = [*found.new, *found.changed]
     for top in range(0, len(wanted), at_once):
         _sync_part(index, {name: files[name] for name in wanted[top : top + at_once]}, embed)

@@ -100,6 +100,15 @@ class VectorFile:
             self._file = -1
 
 
+def unit_rows(vectors: Tensor, dim: int) -> Floats:
+    """Vectors (N, D) to be kept, as unit vectors, float32; errors as `unit_queries`."""
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise ValueError(f"vectors must have shape (N, {dim}), got {tuple(vectors.shape)}")
+    if len(vectors) == 0:
+        return np.empty((0, dim), np.float32)
+    return np.asarray(unit_vectors(vectors.cpu(), "vectors").float().numpy())
+
+
 def unit_queries(vectors: Tensor | ArrayLike, dim: int) -> Floats:
     """Queries (Q, D) or (D,) as unit vectors, float32.
 

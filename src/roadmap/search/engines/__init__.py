@@ -24,7 +24,7 @@ from roadmap.search.columns import Column, Mask, mask_of
 from roadmap.search.filters import Filter
 from roadmap.search.vectors import Floats, Slots, VectorFile
 
-ENGINES = ("exact",)
+ENGINES = ("exact", "faiss", "milvus")
 NEEDS = {"faiss": "faiss", "milvus": "pymilvus"}
 NOTHING = -1  # the slot where there are fewer results than were asked for
 
@@ -59,6 +59,7 @@ class Place:
         vectors: the index's vectors by slot.
         columns: name -> kind of the metadata.
         column: (name, start, stop) -> the values of a column for slots start..stop.
+        removed: () -> all slots that were removed.
         options: the engine's own.
         writable: whether it may keep anything, or only search.
     """
@@ -67,6 +68,7 @@ class Place:
     vectors: VectorFile
     columns: Mapping[str, str]
     column: Callable[[str, int, int], list[Any]]
+    removed: Callable[[], Slots]
     options: Mapping[str, Any]
     writable: bool
 
@@ -115,13 +117,21 @@ def engine_named(name: str, place: Place) -> Engine:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}{did_you_mean(name, ENGINES)}")
     if not installed(name):
         raise ImportError(f"the engine {name!r} needs {NEEDS[name]}: pip install 'roadmap-retrieval[search]'")
+    if name == "faiss":
+        from roadmap.search.engines.faiss import FaissEngine
+
+        return FaissEngine(place)
+    if name == "milvus":
+        from roadmap.search.engines.milvus import MilvusEngine
+
+        return MilvusEngine(place)
     from roadmap.search.engines.exact import ExactEngine
 
     return ExactEngine(place)
 
 
 def installed(name: str) -> bool:
-    return name in ENGINES and (name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None)
+    return name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
 
 
 def no_results(queries: int, k: int) -> tuple[Floats, Slots]:

@@ -230,3 +230,16 @@ def _group_max(scores: Tensor, size: int) -> Tensor:
     tops = scores[:, :whole].reshape(len(scores), -1, size).amax(2)
     rest = scores[:, whole:]
     return tops if rest.shape[1] == 0 else torch.cat([tops, rest.amax(1, keepdim=True)], dim=1)
+
+
+def exact_among(vectors: VectorFile, queries: Floats, k: int, slots: Slots) -> tuple[Floats, Slots]:
+    """The k best of a few slots (rising), compared one by one."""
+    scores, found = no_results(len(queries), k)
+    if len(slots) == 0:
+        return scores, found
+    rows = vectors.tile(int(slots[0]), int(slots[-1]) + 1)[slots - slots[0]].astype(np.float32, copy=False)
+    every = torch.from_numpy(queries @ rows.T)
+    best, places = every.topk(min(k, len(slots)), dim=1)
+    scores[:, : best.shape[1]] = best.numpy()
+    found[:, : best.shape[1]] = slots[places.numpy()]
+    return scores, found
