@@ -47,13 +47,14 @@ class Rows:
         self._fields = ["id", *(f"c{i}" for i in range(len(self.columns) - 1))]
         if list(self.columns)[:1] != ["id"]:
             raise ValueError(f"the first column must be 'id', got {', '.join(self.columns)}")
-        self._base = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode=rw",
-            PATIENCE,
-            isolation_level=None,
-            check_same_thread=False,
-            uri=True,
-        )
+        with self._named_errors():
+            self._base = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode=rw",  # never makes an empty one where there is none
+                PATIENCE,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=True,
+            )
 
     @staticmethod
     def create(path: Path, columns: Mapping[str, str]) -> None:

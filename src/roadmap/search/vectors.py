@@ -37,7 +37,10 @@ class VectorFile:
     def __init__(self, path: Path, dim: int, storage: str) -> None:
         self.path, self.dim, self.dtype = Path(path), dim, STORAGES[storage]
         self.row_bytes = dim * self.dtype.itemsize
-        self._file = os.open(self.path, os.O_RDONLY)
+        try:
+            self._file = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{self.path} is gone; the index is damaged") from error
         self._map: NDArray[Any] = np.empty((0, dim), self.dtype)
 
     @staticmethod
@@ -88,8 +91,9 @@ class VectorFile:
     def rows(self, slots: Slots) -> Floats:
         """Some rows, float32, each read by itself: what is read does not stay resident."""
         found = np.empty((len(slots), self.dim), self.dtype)
-        into = memoryview(found.data).cast("B")
-        size = self.row_bytes
+        if not len(slots):
+            return found.astype(np.float32)
+        into, size = memoryview(found.data).cast("B"), self.row_bytes
         for place, slot in enumerate(slots.tolist()):
             os.preadv(self._file, [into[place * size : (place + 1) * size]], slot * size)
         return found if self.dtype == np.float32 else found.astype(np.float32)

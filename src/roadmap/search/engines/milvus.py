@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ AT_ONCE = 4096  # rows a call inserts; a message may hold 64 MB
 MOST = 16_384  # results of one query that a server gives
 FLUSH = 8192  # changes that wait to be flushed
 RECORD = "milvus.json"
+_users: Counter[str] = Counter()  # engines of this process on each file, which share what has it open
 
 
 class MilvusEngine:
@@ -51,7 +53,8 @@ class MilvusEngine:
     def __init__(self, place: Place) -> None:
         self.place = place
         options = place.options
-        self.uri = str(options.get("uri") or place.folder / "milvus.db")
+        self._file = "uri" not in options
+        self.uri = str((place.folder / "milvus.db").absolute() if self._file else options["uri"])
         self._fields = {name: f"c{i}" for i, name in enumerate(place.columns)}
         self._depth = {"M": int(options.get("M", 16)), "efConstruction": int(options.get("efConstruction", 200))}
         self._ef = int(options.get("ef", 128))
@@ -62,9 +65,17 @@ class MilvusEngine:
 
     def _connected(self) -> Any:
         try:
-            return MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=30)
+            client = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=30)
         except pymilvus.MilvusException as error:
+            if self._file:
+                raise BlockingIOError(
+                    f"{self.uri} could not be opened ({error.message}): a Milvus file serves one process at a time, "
+                    "for searching too; close the other one, or use a server"
+                ) from error
             raise ConnectionError(f"no Milvus answers at {self.uri}: {error.message}") from error
+        if self._file:
+            _users[self.uri] += 1
+        return client
 
     @property
     def collection(self) -> str:
@@ -110,7 +121,8 @@ class MilvusEngine:
     def _build_index(self) -> None:
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="HNSW", metric_type="IP", params=self._depth)
-        self._client.create_index(self.collection, index)
+        # a file builds it when it loads; a server builds it behind our back, and is waited for
+        self._client.create_index(self.collection, index, sync=not self._file)
 
     def add(self, start: int, stop: int) -> None:
         if not self.place.writable:
@@ -167,7 +179,9 @@ class MilvusEngine:
         self._client.load_collection(self.collection)
         live = np.ones(self._mark.slots, np.bool_)
         live[self.place.removed()] = False
-        self._record |= {"built": len(self), "recall@10": Questions(self.place.vectors, live).recall(self.search)}
+        self._record["built"] = len(self)
+        if live.any():
+            self._record["recall@10"] = Questions(self.place.vectors, live).recall(self.search)
         self._unflushed = FLUSH  # what is built is also kept
         return self.facts()
 
@@ -196,6 +210,11 @@ class MilvusEngine:
         if self._sure and self._unflushed:
             self._flush()
         self._client.close()
+        if self._file:
+            _users[self.uri] -= 1
+            if not _users[self.uri]:
+                # the client leaves the file open until the process ends, and no other could open it
+                importlib.import_module("milvus_lite.server_manager").server_manager_instance.release_server(self.uri)
 
     def __len__(self) -> int:
         found = self._client.query(self.collection, output_fields=["count(*)"], consistency_level="Strong")
