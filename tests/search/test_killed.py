@@ -21,21 +21,24 @@ from .cases import made, new_index
 KILLS = int(os.environ.get("ROADMAP_KILLS", "6"))
 # Step n adds 40 pictures and, in another step, removes some; it says what it begins and what is done.
 WRITER = """
-import sys
+import os, sys
 from roadmap.search import Index
 from tests.search.cases import made
+
+def say(*words):  # in one call to the system: a line is there whole or not at all
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 
 folder, first = sys.argv[1], int(sys.argv[2])
 with Index.open(folder, write=True) as index:
     for n in range(first, 100_000):
-        print("begin add", n, flush=True)
+        say("begin add", n)
         index.add(made(40, seed=n, first=40 * n), {"year": [n] * 40})
-        print("done add", n, flush=True)
+        say("done add", n)
         if n % 7 == 3:
             index.build()
-        print("begin remove", n, flush=True)
+        say("begin remove", n)
         index.remove([f"p{40 * n + i}.jpg" for i in range(0, 40, 5)])
-        print("done remove", n, flush=True)
+        say("done remove", n)
 """
 
 
@@ -57,13 +60,13 @@ def killed_run(folder: Path, first: int, seconds: float) -> list[tuple[str, str,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
     assert writer.stdout is not None
-    lines = [writer.stdout.readline()]  # it is at work
+    begun = writer.stdout.readline()  # it is at work
     time.sleep(seconds)
     writer.send_signal(signal.SIGKILL)
-    lines += writer.stdout.read().splitlines()
+    lines = (begun + writer.stdout.read()).splitlines()
     assert writer.wait() == -signal.SIGKILL
-    said = [line.split() for line in lines if line.count(" ") == 2]
-    return [(begun, what, int(n)) for begun, what, n in said]
+    said = [line.split() for line in lines]
+    return [(state, what, int(n)) for state, what, n in said]
 
 
 @pytest.mark.parametrize("engine", ["exact", "faiss"])

@@ -7,7 +7,8 @@ Texts are kept as the hexadecimal digits of their UTF-8: no value can then break
 is that of the texts. A column that may miss values has a second field that says where it is known, because older
 servers have no missing values.
 
-Options: uri (a server's address; none: a file beside the index), collection (its name), M, efConstruction, ef.
+Options: uri (a server's address; none: a file beside the index), collection (its name), M, efConstruction, ef,
+timeout (seconds that a call may take).
 A server's token is never written down: it comes from the environment, MILVUS_TOKEN.
 """
 
@@ -43,6 +44,7 @@ EMPTY: dict[str, Any] = {"text": "", "integer": 0, "real": 0.0, "boolean": False
 AT_ONCE = 4096  # rows a call inserts; a message may hold 64 MB
 MOST = 16_384  # results of one query that a server gives
 FLUSH = 8192  # changes that wait to be flushed
+LONG = 3600.0  # seconds for building, flushing and loading, which grow with the collection
 RECORD = "milvus.json"
 _users: Counter[str] = Counter()  # engines of this process on each file, which share what has it open
 
@@ -57,7 +59,7 @@ class MilvusEngine:
         self.uri = str((place.folder / "milvus.db").absolute() if self._file else options["uri"])
         self._fields = {name: f"c{i}" for i, name in enumerate(place.columns)}
         self._depth = {"M": int(options.get("M", 16)), "efConstruction": int(options.get("efConstruction", 200))}
-        self._ef = int(options.get("ef", 128))
+        self._ef, self._patience = int(options.get("ef", 128)), float(options.get("timeout", 60))
         self._record: dict[str, Any] = {}
         self._mark, self._unflushed = Mark(), 0
         self._sure = False  # whether the collection holds nothing beyond what it should
@@ -65,7 +67,7 @@ class MilvusEngine:
 
     def _connected(self) -> Any:
         try:
-            client = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=30)
+            client = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=self._patience)
         except pymilvus.MilvusException as error:
             if self._file:
                 raise BlockingIOError(
@@ -76,6 +78,17 @@ class MilvusEngine:
         if self._file:
             _users[self.uri] += 1
         return client
+
+    def _call(self, name: str, *values: Any, **options: Any) -> Any:
+        """A call of the client that gives up in time, and says in words who did not answer."""
+        seconds = LONG if name in ("load_collection", "create_index", "flush") else self._patience
+        try:
+            return getattr(self._client, name)(*values, timeout=seconds, **options)
+        except pymilvus.MilvusException as error:
+            raise ConnectionError(
+                f"Milvus at {self.uri} failed to {name.replace('_', ' ')}: {error.message}. The index itself holds all "
+                "that was committed, and puts what is missing into Milvus when it is next opened for writing"
+            ) from error
 
     @property
     def collection(self) -> str:
@@ -91,12 +104,12 @@ class MilvusEngine:
             mark = Mark(self._record["slots"], self._record["commit"])
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{path} is damaged: {error}") from error
-        if not self._client.has_collection(self.collection):
+        if not self._call("has_collection", self.collection):
             if not self.place.writable:
                 raise DamagedError(f"{self.uri} has no collection {self.collection}; open the index for writing once")
             self._create(self.collection)
             return Mark()
-        self._client.load_collection(self.collection)
+        self._call("load_collection", self.collection)
         return mark
 
     def _create(self, name: str | None = None) -> None:
@@ -104,7 +117,7 @@ class MilvusEngine:
             raise DamagedError(f"{self.uri} holds nothing of this index yet; open the index for writing once")
         name = name or self.place.options.get("collection") or f"roadmap_{secrets.token_hex(8)}"
         self._record = {"collection": name, "slots": 0, "commit": 0}
-        if self._client.has_collection(name):
+        if self._call("has_collection", name):
             raise FileExistsError(f"{self.uri} has a collection {name} already; choose another name")
         schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", DataType.INT64, is_primary=True)
@@ -113,26 +126,26 @@ class MilvusEngine:
             longest = {"max_length": 65_535} if kind == "text" else {}
             schema.add_field(self._fields[column], TYPES[kind], **longest)
             schema.add_field(f"{self._fields[column]}_known", DataType.BOOL)
-        self._client.create_collection(name, schema=schema, consistency_level="Strong")
+        self._call("create_collection", name, schema=schema, consistency_level="Strong")
         self._build_index()
-        self._client.load_collection(name)
+        self._call("load_collection", name)
         self._write()
 
     def _build_index(self) -> None:
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="HNSW", metric_type="IP", params=self._depth)
         # a file builds it when it loads; a server builds it behind our back, and is waited for
-        self._client.create_index(self.collection, index, sync=not self._file)
+        self._call("create_index", self.collection, index, sync=not self._file)
 
     def add(self, start: int, stop: int) -> None:
         if not self.place.writable:
             return
-        put = self._client.insert if self._sure else self._client.upsert
+        put = "insert" if self._sure else "upsert"
         self._sure = False  # until it is saved: an error may leave a part behind
         self._unflushed += stop - start
         for top in range(start, stop, AT_ONCE):
             end = min(top + AT_ONCE, stop)
-            put(self.collection, self._rows(top, end))
+            self._call(put, self.collection, self._rows(top, end))
 
     def _rows(self, start: int, stop: int) -> list[dict[str, Any]]:
         vectors = self.place.vectors.tile(start, stop).astype(np.float32, copy=False)
@@ -148,7 +161,7 @@ class MilvusEngine:
         if self.place.writable:
             self._unflushed += len(slots)
             for top in range(0, len(slots), AT_ONCE):
-                self._client.delete(self.collection, ids=slots[top : top + AT_ONCE].tolist())
+                self._call("delete", self.collection, ids=slots[top : top + AT_ONCE].tolist())
 
     def search(self, vectors: Floats, k: int, selection: Selection | None = None) -> tuple[Floats, Slots]:
         if k > MOST:
@@ -156,7 +169,8 @@ class MilvusEngine:
         scores, slots = no_results(len(vectors), k)
         if len(vectors) == 0:
             return scores, slots
-        found = self._client.search(
+        found = self._call(
+            "search",
             self.collection,
             data=list(vectors),
             limit=k,
@@ -172,11 +186,11 @@ class MilvusEngine:
 
     def build(self) -> dict[str, Any]:
         """Flush, and wait until HNSW covers everything: what is not flushed is compared one by one, slowly."""
-        self._client.flush(self.collection)
-        self._client.release_collection(self.collection)
-        self._client.drop_index(self.collection, "vector")
+        self._call("flush", self.collection)
+        self._call("release_collection", self.collection)
+        self._call("drop_index", self.collection, "vector")
         self._build_index()
-        self._client.load_collection(self.collection)
+        self._call("load_collection", self.collection)
         live = np.ones(self._mark.slots, np.bool_)
         live[self.place.removed()] = False
         self._record["built"] = len(self)
@@ -192,7 +206,7 @@ class MilvusEngine:
             self._flush()
 
     def _flush(self) -> None:
-        self._client.flush(self.collection)
+        self._call("flush", self.collection)
         self._record |= {"slots": self._mark.slots, "commit": self._mark.commit}
         self._write()
         self._unflushed = 0
@@ -217,7 +231,7 @@ class MilvusEngine:
                 importlib.import_module("milvus_lite.server_manager").server_manager_instance.release_server(self.uri)
 
     def __len__(self) -> int:
-        found = self._client.query(self.collection, output_fields=["count(*)"], consistency_level="Strong")
+        found = self._call("query", self.collection, output_fields=["count(*)"], consistency_level="Strong")
         return int(found[0]["count(*)"])
 
 
