@@ -167,9 +167,7 @@ def search(who: str, data: Path, folder: Path) -> dict[str, Any]:
     before = memory()
     ask, held = searcher(who, folder)
     found = ask(queries, K)
-    recall = np.mean(
-        [len(set(row) & set(right)) / K for row, right in zip(found.tolist(), truth.tolist(), strict=True)]
-    )
+    recall = recall_of(found, truth)
     singles = timed([lambda row=row: ask(queries[row : row + 1], K) for row in range(QUERIES)])
     batches = timed([lambda top=top: ask(queries[top : top + 32], K) for top in range(0, QUERIES - 32, 32)] * 3)
     after = memory()
@@ -214,11 +212,15 @@ def timed(calls: list[Callable[[], Any]]) -> list[float]:
     return seconds
 
 
+def recall_of(found: np.ndarray, truth: np.ndarray) -> float:
+    hits = [len(set(row) & set(right)) for row, right in zip(found.tolist(), truth.tolist(), strict=True)]
+    return round(sum(hits) / truth.size, 4)
+
+
 def memory() -> dict[str, float]:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return {
-        name: next(int(x.split()[1]) for x in lines if x.startswith(name + ":")) / 1024 for name in ("VmRSS", "RssAnon")
-    }
+    """MiB resident, and the part that is no file's."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon")}
 
 
 def exact_on_gpu(items: int) -> dict[str, Any]:
@@ -265,7 +267,8 @@ def run_phase(phase: str, *arguments: str) -> dict[str, Any]:
 
 
 COLUMNS = ["who", "items", "recall@10", "p50_ms", "p99_ms", "queries_a_second", "resident_MiB", "anonymous_MiB",
-           "build_s", "disk_MiB", "overhead_1", "overhead_32", "kind", "step", "seconds", "load", "skipped"]  # fmt: skip
+           "build_s", "disk_MiB", "overhead_1", "overhead_32", "kind", "step", "seconds",
+           "load", "skipped"]  # fmt: skip
 
 
 def write(rows: list[dict[str, Any]], path: Path) -> None:
