@@ -2,7 +2,6 @@
 
     python benchmarks/bench_search.py --items 20000 200000
     python benchmarks/bench_search.py --items 1000000 --who "roadmap faiss" "faiss flat" "faiss ivfpq"
-    python benchmarks/bench_search.py --device cuda --items 10000000       # exact search on a GPU, half precision
 
 Every contender builds in one process and searches in another, which opens what the first saved. recall@10: of the true
 10 nearest of 500 queries that are not in the index. p50, p99: one query at a time. queries a second: 32 at a time.
@@ -11,7 +10,7 @@ counts mapped pages of files, which the system may take back, `anonymous` does n
 faiss's own on the very same index, taking turns. Vectors resemble embeddings: class centres and spread around them,
 both Gaussian with deviations that fall as 1 / sqrt(axis), 100 vectors a class, unit length. Peers that are not
 installed are skipped, and said so. `load`: processes that wanted a core, ours among them; times mean little where it is
-well above the number of cores. Results go to benchmarks/results/search_<device>.csv after every measurement.
+well above the number of cores. Results go to benchmarks/results/search_cpu.csv after every measurement.
 """
 
 from __future__ import annotations
@@ -225,27 +224,6 @@ def memory() -> dict[str, float]:
     return {name: int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon")}
 
 
-def exact_on_gpu(items: int) -> dict[str, Any]:
-    """1,000 queries in `items` half-precision vectors on a GPU; random vectors, made there."""
-    from roadmap.search.engines.exact import Snapshot
-
-    generator = torch.Generator("cuda").manual_seed(0)
-    blocks = []
-    for top in range(0, items, 1 << 20):
-        rows = torch.randn(min(1 << 20, items - top), DIM, generator=generator, device="cuda")
-        blocks.append(torch.nn.functional.normalize(rows, dim=1).half())
-    held = Snapshot(0, (torch.cat(blocks),), np.ones(items, np.bool_), torch.device("cuda"))
-    blocks.clear()
-    queries = torch.nn.functional.normalize(torch.randn(1000, DIM), dim=1).numpy()
-    seconds = timed([lambda: held.search(queries, K)] * 6)
-    found = held.search(queries[:20], K)[1]
-    truth = torch.stack([(held.blocks[0].float() @ torch.from_numpy(q).cuda()).topk(K).indices for q in queries[:20]])
-    recall = recall_of(found, truth.cpu().numpy())
-    peak = torch.cuda.max_memory_allocated() / (1 << 20)
-    return {"kind": "1000 queries, float16", "seconds": round(min(seconds[1:]), 4), "recall@10": recall,
-            "resident_MiB": round(peak, 1)}  # fmt: skip
-
-
 def apart(limit: float, *arguments: Any) -> dict[str, Any]:
     """A phase in a fresh process; a dict with the reason when it gives none."""
     command = [sys.executable, __file__, "--phase", json.dumps([str(a) for a in arguments])]
@@ -263,14 +241,11 @@ def run_phase(phase: str, *arguments: str) -> dict[str, Any]:
     if phase == "data":
         make_data(int(arguments[0]), Path(arguments[1]))
         return {}
-    if phase == "gpu":
-        return exact_on_gpu(int(arguments[0]))
     return {"build": build, "search": search}[phase](arguments[0], Path(arguments[1]), Path(arguments[2]))
 
 
 COLUMNS = ["who", "items", "recall@10", "p50_ms", "p99_ms", "queries_a_second", "resident_MiB", "anonymous_MiB",
-           "build_s", "disk_MiB", "overhead_1", "overhead_32", "kind", "step", "seconds",
-           "load", "skipped"]  # fmt: skip
+           "build_s", "disk_MiB", "overhead_1", "overhead_32", "kind", "step", "load", "skipped"]  # fmt: skip
 
 
 def write(rows: list[dict[str, Any]], path: Path) -> None:
@@ -285,7 +260,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="+", default=[20_000])
     parser.add_argument("--who", nargs="+", choices=list(WHO), default=list(WHO))
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds for one phase of one contender")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the CSV")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
@@ -294,24 +268,20 @@ def main() -> None:
         print(json.dumps(run_phase(*json.loads(arguments.phase))))
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    target, origin = arguments.out / f"search_{arguments.device}.csv", provenance(arguments.device)
+    target, origin = arguments.out / "search_cpu.csv", provenance("cpu")
     rows = list(csv.DictReader(open(target))) if target.is_file() else []  # noqa: SIM115 - read at once
     for items in arguments.items:
         with tempfile.TemporaryDirectory() as place:
             data = Path(place)
-            if arguments.device == "cpu":
-                apart(arguments.limit, "data", items, data)
-            for who in arguments.who if arguments.device == "cpu" else ["roadmap exact"]:
+            apart(arguments.limit, "data", items, data)
+            for who in arguments.who:
                 row = {"who": who, "items": items, **origin}
-                if arguments.device == "cuda":
-                    row |= apart(arguments.limit, "gpu", items)
-                else:
-                    with tempfile.TemporaryDirectory(dir=data) as folder:
-                        row |= apart(arguments.limit, "build", who, data, folder)
-                        if "skipped" not in row:
-                            row |= apart(arguments.limit, "search", who, data, folder)
-                        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-                        row["disk_MiB"] = round(size / (1 << 20), 1)
+                with tempfile.TemporaryDirectory(dir=data) as folder:
+                    row |= apart(arguments.limit, "build", who, data, folder)
+                    if "skipped" not in row:
+                        row |= apart(arguments.limit, "search", who, data, folder)
+                    size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+                    row["disk_MiB"] = round(size / (1 << 20), 1)
                 rows = [old for old in rows if (old["who"], str(old["items"])) != (who, str(items))] + [row]
                 print({name: row[name] for name in COLUMNS if name in row}, flush=True)
                 write(rows, target)

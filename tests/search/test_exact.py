@@ -36,9 +36,12 @@ def check(scores: np.ndarray, slots: np.ndarray, rows: np.ndarray, queries: np.n
         assert np.allclose(scores[row, :found], np.sort(truth[row])[::-1][:found], atol=1e-6)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.param)
+@pytest.fixture(params=["cpu", "cpu in groups", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The processor as it searches, and as it would if it searched as a GPU does."""
+    if request.param == "cpu in groups":
+        monkeypatch.setattr(exact, "GROUPED", {"cpu", "cuda"})
+    return torch.device(request.param.split()[0])
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -70,6 +73,7 @@ def test_tiles_blocks_removals_and_masks(wide: float, device: torch.device, monk
 def test_the_first_pass_may_be_wrong_within_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores rounded as coarsely as the error allows mix up groups; the certificate sees it and takes more."""
     coarse = 2.0**-4
+    monkeypatch.setattr(exact, "GROUPED", {"cpu"})
     monkeypatch.setitem(exact.ERROR, "cpu", coarse)
     plain = exact._group_max
     monkeypatch.setattr(exact, "_group_max", lambda s, size: plain((s / (2 * coarse)).round() * (2 * coarse), size))
@@ -81,9 +85,9 @@ def test_the_first_pass_may_be_wrong_within_its_error(monkeypatch: pytest.Monkey
         check(*snapshot.search(queries, 10), rows, queries, snapshot.live)
 
 
-def test_equal_scores_come_in_the_order_of_slots() -> None:
+def test_equal_scores_come_in_the_order_of_slots(device: torch.device) -> None:
     rows = np.repeat(unit(1), 500, axis=0)
-    snapshot = Snapshot(0, (torch.from_numpy(rows),), np.ones(500, np.bool_), torch.device("cpu"))
+    snapshot = Snapshot(0, (torch.from_numpy(rows).to(device),), np.ones(500, np.bool_), device)
     slots = snapshot.search(rows[:1], 5)[1]
     assert (np.diff(slots[0]) > 0).all()
 
