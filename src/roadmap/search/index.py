@@ -274,18 +274,11 @@ class Index:
         self.close()
 
     def _place(self) -> Place:
-        folder, rows = self.folder / "engine", self.storage.rows
-        if self.storage.writable:
+        folder, rows, vectors = self.folder / "engine", self.storage.rows, self.storage.vectors
+        columns, options, writable = self.manifest.columns, self.manifest.options, self.storage.writable
+        if writable:
             folder.mkdir(exist_ok=True)
-        return Place(
-            folder,
-            self.storage.vectors,
-            self.manifest.columns,
-            rows.column,
-            lambda: rows.removed_since(0),
-            self.manifest.options,
-            self.storage.writable,
-        )
+        return Place(folder, vectors, columns, rows.column, lambda: rows.removed_since(0), options, writable)
 
     def _queries(self, vectors: Queries) -> Floats:
         if hasattr(vectors, "about") and hasattr(vectors, "vectors"):
@@ -296,8 +289,7 @@ class Index:
     def _selection(self, where: Mapping[str, Any] | None) -> Selection | None:
         if not where:
             return None
-        condition = filter_from(where, self.manifest.columns)
-        return Selection(condition, self._column, self._mark.slots)
+        return Selection(filter_from(where, self.manifest.columns), self._column, self._mark.slots)
 
     def _column(self, name: str) -> Column:
         with self._lock:
