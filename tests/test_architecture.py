@@ -33,6 +33,7 @@ FLOORS = {
     "runs": 2,
     "embeddings": 2,
     "encoder": 3,
+    "refinement": 3,
     "evaluation": 4,
     "engine": 5,
     "report": 6,
@@ -52,6 +53,8 @@ KEEPERS = {
     "hydra": r"cli/.*|config/(?!settings).*",
     "omegaconf": r"cli/.*|config/(?!settings).*",
     "lightning_fabric": r"engine/.*",
+    "faiss": r"search/engines/faiss\.py",
+    "pymilvus": r"search/engines/milvus\.py",
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
 BARE = {"colours", "names", "progress", "atomic", "plain_pickle", "config.settings", "kernels", "losses", "metrics"}

@@ -288,5 +288,5 @@ def test_bad_input(name: str) -> None:
 def test_the_cure_is_named_when_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
     monkeypatch.delitem(sys.modules, "roadmap.losses.pml")
-    with pytest.raises(ImportError, match=r"pip install roadmap\[pml\]"):
+    with pytest.raises(ImportError, match=r"pip install roadmap-retrieval\[pml\]"):
         importlib.import_module("roadmap.losses.pml")

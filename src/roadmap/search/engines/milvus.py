@@ -1,0 +1,270 @@
+"""The Milvus engine: a file (milvus-lite), a server or a cluster, by one client.
+
+The collection is a copy of the index's vectors and metadata. `save` flushes it and writes down how far it goes; what
+came after is put in again when the index is opened, so that neither side can be killed at a bad moment.
+
+Texts are kept as the hexadecimal digits of their UTF-8: no value can then break out of an expression, and their order
+is that of the texts. A column that may miss values has a second field that says where it is known, because older
+servers have no missing values.
+
+Options: uri (a server's address; none: a file beside the index), collection (its name), M, efConstruction, ef,
+timeout (seconds that a call may take).
+A server's token is never written down: it comes from the environment, MILVUS_TOKEN.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roadmap.atomic import replaced
+from roadmap.search.engines import Mark, Place, Selection, no_results
+from roadmap.search.engines.recall import Questions
+from roadmap.search.filters import Every, Filter, Not, Some, Test
+from roadmap.search.vectors import DamagedError, Floats, Slots
+
+pymilvus: Any = importlib.import_module("pymilvus")
+DataType, MilvusClient = pymilvus.DataType, pymilvus.MilvusClient
+
+TYPES = {
+    "text": DataType.VARCHAR,
+    "integer": DataType.INT64,
+    "real": DataType.DOUBLE,
+    "boolean": DataType.BOOL,
+}
+EMPTY: dict[str, Any] = {"text": "", "integer": 0, "real": 0.0, "boolean": False}
+AT_ONCE = 4096  # rows a call inserts; a message may hold 64 MB
+MOST = 16_384  # results of one query that a server gives
+FLUSH = 8192  # changes that wait to be flushed
+LONG = 3600.0  # seconds for building, flushing and loading, which grow with the collection
+RECORD = "milvus.json"
+_users: Counter[str] = Counter()  # engines of this process on each file, which share what has it open
+
+
+class MilvusEngine:
+    name = "milvus"
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        options = place.options
+        self._file = "uri" not in options
+        self.uri = str((place.folder / "milvus.db").absolute() if self._file else options["uri"])
+        self._fields = {name: f"c{i}" for i, name in enumerate(place.columns)}
+        self._depth = {"M": int(options.get("M", 16)), "efConstruction": int(options.get("efConstruction", 200))}
+        self._ef, self._patience = int(options.get("ef", 128)), float(options.get("timeout", 60))
+        self._record: dict[str, Any] = {}
+        self._mark, self._unflushed = Mark(), 0
+        self._sure = False  # whether the collection holds nothing beyond what it should
+        self._client = self._connected()
+
+    def _connected(self) -> Any:
+        try:
+            client = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=self._patience)
+        except pymilvus.MilvusException as error:
+            if self._file:
+                raise BlockingIOError(
+                    f"{self.uri} could not be opened ({error.message}): a Milvus file serves one process at a time, "
+                    "for searching too; close the other one, or use a server"
+                ) from error
+            raise ConnectionError(f"no Milvus answers at {self.uri}: {error.message}") from error
+        if self._file:
+            _users[self.uri] += 1
+        return client
+
+    def _call(self, name: str, *values: Any, **options: Any) -> Any:
+        """A call of the client that gives up in time, and says in words who did not answer."""
+        seconds = LONG if name in ("load_collection", "create_index", "flush") else self._patience
+        try:
+            return getattr(self._client, name)(*values, timeout=seconds, **options)
+        except pymilvus.MilvusException as error:
+            raise ConnectionError(
+                f"Milvus at {self.uri} failed to {name.replace('_', ' ')}: {error.message}. The index itself holds all "
+                "that was committed, and puts what is missing into Milvus when it is next opened for writing"
+            ) from error
+
+    @property
+    def collection(self) -> str:
+        return str(self._record["collection"])
+
+    def load(self) -> Mark:
+        path = self.place.folder / RECORD
+        if not path.is_file():
+            self._create()
+            return Mark()
+        try:
+            self._record = json.loads(path.read_text())
+            mark = Mark(self._record["slots"], self._record["commit"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"{path} is damaged: {error}") from error
+        if not self._call("has_collection", self.collection):
+            if not self.place.writable:
+                raise DamagedError(f"{self.uri} has no collection {self.collection}; open the index for writing once")
+            self._create(self.collection)
+            return Mark()
+        self._call("load_collection", self.collection)
+        return mark
+
+    def _create(self, name: str | None = None) -> None:
+        if not self.place.writable:
+            raise DamagedError(f"{self.uri} holds nothing of this index yet; open the index for writing once")
+        name = name or self.place.options.get("collection") or f"roadmap_{secrets.token_hex(8)}"
+        self._record = {"collection": name, "slots": 0, "commit": 0}
+        if self._call("has_collection", name):
+            raise FileExistsError(f"{self.uri} has a collection {name} already; choose another name")
+        schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self.place.vectors.dim)
+        for column, kind in self.place.columns.items():
+            longest = {"max_length": 65_535} if kind == "text" else {}
+            schema.add_field(self._fields[column], TYPES[kind], **longest)
+            schema.add_field(f"{self._fields[column]}_known", DataType.BOOL)
+        self._call("create_collection", name, schema=schema, consistency_level="Strong")
+        self._build_index()
+        self._call("load_collection", name)
+        self._write()
+
+    def _build_index(self) -> None:
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="HNSW", metric_type="IP", params=self._depth)
+        # a file builds it when it loads; a server builds it behind our back, and is waited for
+        self._call("create_index", self.collection, index, sync=not self._file)
+
+    def add(self, start: int, stop: int) -> None:
+        if not self.place.writable:
+            return
+        put = "insert" if self._sure else "upsert"
+        self._sure = False  # until it is saved: an error may leave a part behind
+        self._unflushed += stop - start
+        for top in range(start, stop, AT_ONCE):
+            end = min(top + AT_ONCE, stop)
+            self._call(put, self.collection, self._rows(top, end))
+
+    def _rows(self, start: int, stop: int) -> list[dict[str, Any]]:
+        vectors = self.place.vectors.tile(start, stop).astype(np.float32, copy=False)
+        rows: list[dict[str, Any]] = [{"id": start + i, "vector": vector} for i, vector in enumerate(vectors)]
+        for column, kind in self.place.columns.items():
+            field = self._fields[column]
+            for row, value in zip(rows, self.place.column(column, start, stop), strict=True):
+                row[field] = EMPTY[kind] if value is None else _stored(value)
+                row[f"{field}_known"] = value is not None
+        return rows
+
+    def remove(self, slots: Slots) -> None:
+        if self.place.writable:
+            self._unflushed += len(slots)
+            for top in range(0, len(slots), AT_ONCE):
+                self._call("delete", self.collection, ids=slots[top : top + AT_ONCE].tolist())
+
+    def search(self, vectors: Floats, k: int, selection: Selection | None = None) -> tuple[Floats, Slots]:
+        if k > MOST:
+            raise ValueError(f"Milvus gives at most {MOST} results of a query, {k} were asked for")
+        scores, slots = no_results(len(vectors), k)
+        if len(vectors) == 0:
+            return scores, slots
+        found = self._call(
+            "search",
+            self.collection,
+            data=list(vectors),
+            limit=k,
+            filter="" if selection is None else expression(selection.condition, self._fields),
+            output_fields=["id"],
+            search_params={"metric_type": "IP", "params": {"ef": max(self._ef, k)}},
+            consistency_level="Strong",
+        )
+        for row, hits in enumerate(found):
+            slots[row, : len(hits)] = [hit["id"] for hit in hits]
+            scores[row, : len(hits)] = [hit["distance"] for hit in hits]
+        return scores, slots
+
+    def build(self) -> dict[str, Any]:
+        """Flush, and wait until HNSW covers everything: what is not flushed is compared one by one, slowly."""
+        self._call("flush", self.collection)
+        self._call("release_collection", self.collection)
+        self._call("drop_index", self.collection, "vector")
+        self._build_index()
+        self._call("load_collection", self.collection)
+        live = np.ones(self._mark.slots, np.bool_)
+        live[self.place.removed()] = False
+        self._record["built"] = len(self)
+        if live.any():
+            self._record["recall@10"] = Questions(self.place.vectors, live).recall(self.search)
+        self._unflushed = FLUSH  # what is built is also kept
+        return self.facts()
+
+    def save(self, mark: Mark) -> None:
+        """Flushing takes seconds: rows that come a few at a time wait for others, or for `close`."""
+        self._sure, self._mark = True, mark
+        if self._unflushed >= FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._call("flush", self.collection)
+        self._record |= {"slots": self._mark.slots, "commit": self._mark.commit}
+        self._write()
+        self._unflushed = 0
+
+    def _write(self) -> None:
+        with replaced(self.place.folder / RECORD) as temporary:
+            Path(temporary).write_text(json.dumps(self._record))
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "hnsw", "uri": self.uri, "collection": self.collection} | {
+            name: self._record[name] for name in ("built", "recall@10") if name in self._record
+        }
+
+    def close(self) -> None:
+        if self._sure and self._unflushed:
+            self._flush()
+        self._client.close()
+        if self._file:
+            _users[self.uri] -= 1
+            if not _users[self.uri]:
+                # the client leaves the file open until the process ends, and no other could open it
+                importlib.import_module("milvus_lite.server_manager").server_manager_instance.release_server(self.uri)
+
+    def __len__(self) -> int:
+        found = self._call("query", self.collection, output_fields=["count(*)"], consistency_level="Strong")
+        return int(found[0]["count(*)"])
+
+
+def expression(condition: Filter, fields: Mapping[str, str]) -> str:
+    """A filter in Milvus's language; true and false only, whatever is missing."""
+    if isinstance(condition, Not):
+        return f"(not {expression(condition.part, fields)})"
+    if isinstance(condition, Every | Some):
+        if not condition.parts:
+            return "(id >= 0)" if isinstance(condition, Every) else "(id < 0)"
+        joint = " and " if isinstance(condition, Every) else " or "
+        return f"({joint.join(expression(part, fields) for part in condition.parts)})"
+    return _test(condition, fields[condition.column])
+
+
+def _test(test: Test, field: str) -> str:
+    known, missing = f"({field}_known == true)", f"({field}_known == false)"
+    if test.test == "in":
+        values = [_literal(value) for value in test.value if value is not None]
+        # each by itself: a list of equal tests is the one form that every version takes for every kind
+        among = f"({known} and ({' or '.join(f'{field} == {value}' for value in values)}))" if values else "(id < 0)"
+        return f"({among} or {missing})" if None in test.value else among
+    if test.value is None:
+        return missing
+    return f"({known} and {field} {test.test} {_literal(test.value)})"
+
+
+def _stored(value: Any) -> Any:
+    return value.encode().hex() if isinstance(value, str) else value
+
+
+def _literal(value: Any) -> str:
+    """A value in an expression. Hexadecimal digits and numbers: nothing that could end it early."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{_stored(value)}"' if isinstance(value, str) else repr(value)

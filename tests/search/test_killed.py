@@ -1,0 +1,127 @@
+"""Killed for real while it adds and removes, the index opens afterwards and holds exactly what was committed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roadmap.search import Index, installed
+
+from .cases import made, new_index
+
+# Fifty is the number to run by hand: ROADMAP_KILLS=50.
+KILLS = int(os.environ.get("ROADMAP_KILLS", "6"))
+# Step n adds 40 pictures and, in another step, removes some; it says what it begins and what is done.
+WRITER = """
+import os, sys
+from roadmap.search import Index
+from tests.search.cases import made
+
+def say(*words):  # in one call to the system: a line is there whole or not at all
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
+
+folder, first = sys.argv[1], int(sys.argv[2])
+with Index.open(folder, write=True) as index:
+    for n in range(first, 100_000):
+        say("begin add", n)
+        index.add(made(40, seed=n, first=40 * n), {"year": [n] * 40})
+        say("done add", n)
+        if n % 7 == 3:
+            index.build()
+        say("begin remove", n)
+        index.remove([f"p{40 * n + i}.jpg" for i in range(0, 40, 5)])
+        say("done remove", n)
+"""
+
+
+def after(step: tuple[str, int], held: set[str]) -> set[str]:
+    what, n = step
+    if what == "add":
+        return held | {f"p{40 * n + i}.jpg" for i in range(40)}
+    return held - {f"p{40 * n + i}.jpg" for i in range(0, 40, 5)}
+
+
+def killed_run(folder: Path, first: int, seconds: float) -> list[tuple[str, str, int]]:
+    """What a writer said before it was killed."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(first)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+    assert writer.stdout is not None
+    begun = writer.stdout.readline()  # it is at work
+    time.sleep(seconds)
+    writer.send_signal(signal.SIGKILL)
+    lines = (begun + writer.stdout.read()).splitlines()
+    assert writer.wait() == -signal.SIGKILL
+    said = [line.split() for line in lines]
+    return [(state, what, int(n)) for state, what, n in said]
+
+
+@pytest.mark.parametrize("engine", ["exact", "faiss"])
+def test_killed_while_adding_and_removing(engine: str, tmp_path: Path) -> None:
+    if not installed(engine):
+        pytest.skip(f"the engine {engine!r} is not installed")
+    random.seed(0)
+    folder = tmp_path / "i"
+    new_index(folder, engine).close()
+    held: set[str] = set()
+    first, steps = 0, 0
+    for _ in range(max(1, KILLS // 2)):
+        said = killed_run(folder, first, random.uniform(0.0, 0.4))
+        done = [(what, n) for begun, what, n in said if begun == "done"]
+        for step in done:
+            held = after(step, held)
+        begun = [(what, n) for begun, what, n in said if begun == "begin"]
+        open_step = begun[-1] if len(begun) > len(done) else None
+        with Index.open(folder, write=True) as index:
+            found = set(index.ids())
+            allowed = [held] + ([after(open_step, held)] if open_step else [])
+            assert found in allowed
+            held = found
+            check_content(index, held)
+        steps += len(done)
+        first = 1 + max((n for _, n in begun), default=first)
+    assert steps > 0
+
+
+def check_content(index: Index, held: set[str]) -> None:
+    """Every picture that is there can be found by its vector, with its metadata, and nothing else can."""
+    if not held:
+        return
+    names = sorted(held)
+    for n in {int(name[1:-4]) // 40 for name in random.sample(names, min(8, len(names)))}:
+        vectors = made(40, seed=n, first=40 * n)
+        results = index.search(vectors.vectors, 1)
+        for name, ids, scores, rows in zip(
+            vectors.ids or (), results.ids, results.scores, results.metadata, strict=True
+        ):
+            assert (ids == [name] and scores[0] > 0.9999) == (name in held)
+            assert name not in held or rows[0]["year"] == n
+    assert len(index) == len(held) == len(index.engine)
+    stored = index.vectors_of(names)
+    assert np.allclose(np.linalg.norm(stored, axis=1), 1, atol=1e-5)
+
+
+def test_what_an_interrupted_write_left_is_written_over(tmp_path: Path) -> None:
+    with new_index(tmp_path / "i") as index:
+        index.add(made(10))
+    with open(tmp_path / "i" / "vectors.bin", "ab") as file:
+        file.write(b"half a row of a write that was not committed")
+    with Index.open(tmp_path / "i", write=True) as index:
+        assert index.search(made(10).vectors[3], 1).ids == [["p3.jpg"]]
+        index.add(made(10, seed=1, first=10))
+        assert index.search(made(10, seed=1).vectors[4], 1).ids == [["p14.jpg"]]
+    with Index.open(tmp_path / "i") as index:
+        assert len(index) == 20
