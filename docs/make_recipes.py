@@ -89,7 +89,7 @@ a small network. Weights of distilled DeiT-S were not at hand, nor the pictures 
 Paris, so the recipes that need them have not been run in full.
 
 - `cub_resnet50` at batch 128 with weights of the first published ResNet-50 (`model=resnet50_v1`), seed 0, the last
-  epoch, 3 to 4 minutes each on one H200: ROADMAP R@1 64.96, mAP@R 24.46; SmoothAP 64.10 / 23.98. Published, means of
+  epoch, 3 to 4 minutes each on one H200: ROADMAP R@1 64.99, mAP@R 24.45; SmoothAP 64.10 / 23.99. Published, means of
   five runs: 64.05 / 25.27 and 62.45 / 24.32, with the best epoch on the test set as the released code keeps it.
 - `cub_vits`, ROADMAP, seed 0, one H200: R@1 81.21, mAP@R 43.50, under a minute. The yardstick is not published: a
   simple trainer with the released losses and these settings reached it over five seeds. Its weights, and those of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.metrics.vectors import unit_vectors
 
 # Scores held at a time.
@@ -92,7 +92,7 @@ class Whitening:
 
     def save(self, path: str | Path) -> None:
         """Write a .npz file, whole or not at all."""
-        with replaced(Path(path)) as temporary, open(temporary, "wb") as file:
+        with whole_file(Path(path)) as temporary, open(temporary, "wb") as file:
             np.savez(file, allow_pickle=False, mean=self.mean.cpu().numpy(), axes=self.axes.cpu().numpy())
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.names import did_you_mean
 from roadmap.search.engines import ENGINES, installed
 from roadmap.search.metadata import checked_columns
@@ -54,7 +54,7 @@ class Manifest:
         plain = {**asdict(self), "columns": list(self.columns.items())}
         content = json.dumps({"format": FORMAT, **plain}, sort_keys=True)
         whole = {"checksum": _checksum(content), "index": json.loads(content)}
-        with replaced(folder / NAME) as temporary:
+        with whole_file(folder / NAME) as temporary:
             Path(temporary).write_text(json.dumps(whole, indent=1, sort_keys=True))
 
     @classmethod

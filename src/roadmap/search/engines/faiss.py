@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.search.columns import Mask
 from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results
 from roadmap.search.engines.exact import Gallery, exact_among
@@ -210,7 +210,7 @@ class Base:
         names = {"index": _written(folder, ".faiss", lambda path: faiss.write_index(self.index, path))}
         names["slots"] = _written(folder, ".npy", lambda path: np.save(path, self.slots, allow_pickle=False))
         content = {"files": names, "slot_count": self.slot_count, "facts": self.facts}
-        with replaced(folder / RECORD) as temporary:
+        with whole_file(folder / RECORD) as temporary:
             Path(temporary).write_text(json.dumps(content))
         for path in folder.iterdir():
             if path.name not in (RECORD, *names.values()):

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from roadmap.atomic import replaced
+from roadmap.atomic import whole_file
 from roadmap.search.engines import Mark, Place, Selection, no_results
 from roadmap.search.engines.recall import Questions
 from roadmap.search.filters import Every, Filter, Not, Some, Test
@@ -212,7 +212,7 @@ class MilvusEngine:
         self._unflushed = 0
 
     def _write(self) -> None:
-        with replaced(self.place.folder / RECORD) as temporary:
+        with whole_file(self.place.folder / RECORD) as temporary:
             Path(temporary).write_text(json.dumps(self._record))
 
     def facts(self) -> dict[str, Any]:
