@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: lint ## everything that must hold: style, types, tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses auto
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

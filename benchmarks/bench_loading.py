@@ -33,7 +33,7 @@ from roadmap.colours import IMAGENET_MEAN, IMAGENET_STD
 from roadmap.data import Batches, Pack, Records, dataset, training_batches
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.checking import decoding_failures
-from roadmap.data.pictures.images import Box, shrunk, upright
+from roadmap.data.pictures.images import Box, thumbnail, upright
 from roadmap.data.pictures.packing import pack
 from roadmap.data.pictures.processes import answers
 
@@ -135,7 +135,7 @@ def decoding_rate(records: Records, workers: int) -> tuple[float, float]:
 
 def decoded_and_dropped(picture: tuple[str, Box | None]) -> int:
     """What packing does to a picture, without keeping it."""
-    shrunk(upright(*picture), SIDE)
+    thumbnail(upright(*picture), SIDE)
     return 1
 
 

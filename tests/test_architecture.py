@@ -36,6 +36,7 @@ FLOORS = {
     "evaluation": 4,
     "engine": 5,
     "report": 6,
+    "experiments": 6,
     "search": 6,
     "config": 6,
     "toy": 6,
@@ -234,7 +235,7 @@ if hasattr(roadmap.metrics, "retrieval_metrics"):
 try:
     import roadmap.losses.pml
 except ImportError as missing:
-    assert "pip install roadmap[pml]" in str(missing), missing
+    assert "pip install roadmap-retrieval[pml]" in str(missing), missing
 else:
     raise AssertionError("pytorch-metric-learning was imported")
 print("done")

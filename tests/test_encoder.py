@@ -114,7 +114,7 @@ def test_a_run_brings_its_crop_batch_layout_and_threads(pictures: Path, tmp_path
 
 
 def test_a_checkpoint_alone_cuts_pictures_as_its_run_did(pictures: Path, tmp_path: Path) -> None:
-    folder = run_of(pictures, tmp_path / "run", data__squeeze=True)
+    folder = run_of(pictures, tmp_path / "run", data__squeeze="test")
     shutil.copy(folder / "checkpoints" / "best.safetensors", tmp_path / "alone.safetensors")
     alone, whole = Encoder.open(tmp_path / "alone.safetensors", batch=64), Encoder.open(folder)
     assert alone.run is None

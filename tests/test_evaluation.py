@@ -200,23 +200,31 @@ def test_pictures_without_a_label_are_nobodys_class() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("own", [True, False])
 def test_neighbours_are_ranked_by_the_scores_of_the_metrics(dtype: torch.dtype, own: bool) -> None:
-    """Among many copies and near copies, where a plain product rounds the order away."""
+    """Among many copies, which a plain product of this shape rounds apart by where they stand."""
     draw = torch.Generator().manual_seed(5)
-    base = torch.randn(30, 64, generator=draw, dtype=dtype)
-    vectors = base.repeat(40, 1) + 1e-7 * torch.randn(1200, 64, generator=draw, dtype=dtype).round()
+    vectors = torch.randn(5, 67, generator=draw, dtype=dtype).repeat(201, 1)[:1003]
     q = unit_vectors(vectors, "queries")
-    some, labels = torch.arange(0, 1200, 7), torch.arange(1200) % 4
+    some, labels = torch.tensor([0, 501, 1002]), torch.arange(1003) % 4
     itself = some if own else torch.full_like(some, -1)
-    places, scores = nearest_items(q[some], q, itself, (labels[some], labels), 25, "pessimistic")
-    exact = pair_scores(q[some], q, torch.arange(1200).expand(len(some), -1).contiguous())
+    places, scores = nearest_items(q[some], q, itself, (labels[some], labels), 180, "pessimistic")
+    exact = pair_scores(q[some], q, torch.arange(1003).expand(3, -1).contiguous())
     if own:
-        exact[torch.arange(len(some)), some] = -torch.inf
-    for i in range(len(some)):
+        exact[torch.arange(3), some] = -torch.inf
+    for i in range(3):
         right = labels == labels[some[i]]
-        order = sorted(range(1200), key=lambda j: (-exact[i, j].item(), bool(right[j]), j))
-        assert places[i].tolist() == order[:25]
-        assert scores[i].tolist() == exact[i, order[:25]].tolist()
-    assert (exact.sort(1, descending=True).values[:, :25].diff(dim=1) == 0).any()  # there are ties
+        order = sorted(range(1003), key=lambda j: (-exact[i, j].item(), bool(right[j]), j))
+        assert places[i].tolist() == order[:180]
+        assert scores[i].tolist() == exact[i, order[:180]].tolist()
+    assert (scores.diff(dim=1) == 0).sum() > 500  # copies tie
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_candidates_are_enough_however_many_copies_there_are(count: int) -> None:
+    """The wrong ones among 300 copies come first, and all of them stand behind the right ones."""
+    q = unit_vectors(torch.ones(300, 5), "queries")
+    labels = (torch.arange(300) >= 280).long()  # 280 of the query's class, then 20 of another
+    places, _ = nearest_items(q[:1], q, torch.tensor([0]), (labels[:1], labels), count, "pessimistic")
+    assert places[0].tolist() == list(range(280, 280 + count))
 
 
 def test_a_shown_order_never_contradicts_the_ap_beside_it() -> None:

@@ -14,7 +14,7 @@ from roadmap.losses import smoothap, supap
 
 pytest.importorskip("matplotlib")
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
-DRAWN = ["bench_losses", "delta_choice", "juxtaposed_batches", "rank_functions", "toy_gradients"]
+DRAWN = ["architecture", "bench_losses", "delta_choice", "juxtaposed_batches", "rank_functions", "toy_gradients"]
 
 
 def script(name: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -15,7 +16,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import roadmap.data.datasets.glyphs
 from roadmap.cli.app import app
 from roadmap.config.settings import ModelSettings
 from roadmap.models import retriever
@@ -83,12 +83,13 @@ class Walk:
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder to work in, in which fewer letters are drawn, and weights lie that others would download."""
     folder = tmp_path_factory.mktemp("guides")
-    characters = roadmap.data.datasets.glyphs._characters
+    drawing = importlib.import_module("roadmap.data.datasets.glyphs")  # a function of that name hides it
+    characters = drawing._characters
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("ROADMAP_CACHE", str(folder / "cache"))
-        patch.setattr(roadmap.data.datasets.glyphs, "_characters", lambda face: characters(face) & LETTERS)
+        patch.setattr(drawing, "_characters", lambda face: characters(face) & LETTERS)
         torch.save(retriever(ModelSettings("test_resnet"), 32).backbone.state_dict(), "resnet50.pth")
         torch.save(retriever(ModelSettings("test_vit"), 32).backbone.state_dict(), "dinov2_vits14.pth")
         yield folder

@@ -16,3 +16,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence that names something unknown: ", did you mean 'x'?", or a full stop."""
     found = nearest(name, known)
     return "." if found is None else f", did you mean {found!r}?"
+
+
+def did_you_mean_setting(key: str, known: Iterable[str]) -> str:
+    """The same for dotted names, such as optim.lr: by the last part if that is unique, else by spelling."""
+    names = list(dict.fromkeys(known))
+    tail = key.rpartition(".")[2]
+    tails = {name.rpartition(".")[2]: name for name in reversed(names)}
+    same = [name for name in names if name.rpartition(".")[2] == tail]
+    found = same[0] if len(same) == 1 else nearest(key, names) or tails.get(nearest(tail, tails, 0.75) or "")
+    return f", did you mean {found!r}?" if found else "."

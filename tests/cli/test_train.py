@@ -26,7 +26,7 @@ from roadmap.cli.train import job
 from roadmap.cli.train_help import EXAMPLES
 from roadmap.config.command import command_of
 from roadmap.config.composition import settings_from
-from roadmap.config.settings import DataSettings, Settings
+from roadmap.config.settings import DataSettings, OptimSettings, Settings
 from roadmap.engine.auto import unresolved
 
 
@@ -161,11 +161,13 @@ REFUSED = {
     "seed=(1": r"'seed=\(1' is not understood .* put special characters in quotes",
     "--loss supap": r"unknown option --loss. Settings are written without dashes, such as loss=VALUE",
     "--cgf job": r"unknown option --cgf, did you mean '--cfg'\?",
-    "--package optim": r"-p, --package, --resolve say how the configuration is printed; add --cfg job",
-    "--config-dir": r"--config-dir needs a value after it",
+    "--package optim": r"--package and --resolve say how the configuration is printed; add --cfg job",
+    "--config-dir": r"--config-dir expected one argument",
     "--config-dir /nowhere": r"--config-dir /nowhere is not a folder",
     "hydra.nothing=1": r"Could not override 'hydra.nothing'",
     "resume=runs/1 seed=3": r"resume=FOLDER goes on with the settings of that run; .* epochs=N.*; leave out: seed=3",
+    "-m resume=runs/1": r"resume=FOLDER goes on with .*; leave out: -m",
+    "resume=runs/1 --dry-run": r"resume=FOLDER goes on with .*; leave out: --dry-run",
     "resume=runs/1 epochs=ten": r"epochs must be a whole number, got 'ten'",
     "data.root=/pictures": r"/pictures needs data=NAME: data=folder data.root=/pictures for your own pictures",
     "-m data.root=/a,/b": r"needs data=NAME",
@@ -400,7 +402,7 @@ def test_recipes_of_ones_own(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "mine/model/wide.yaml").write_text("# Wide\nname: small_cnn\ndim: 512\n")
     assert called("--config-dir=mine", "model=wide").exit_code == 0  # no optimiser of that name is needed
     settings = engine.fitted[-1]
-    assert (settings.model.dim, settings.optim) == (512, Settings().optim)
+    assert (settings.model.dim, settings.optim) == (512, OptimSettings(lr="auto"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("command", EXAMPLES.values())

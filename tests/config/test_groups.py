@@ -10,9 +10,8 @@ from omegaconf import OmegaConf
 
 from roadmap.cli.train_help import EXAMPLES
 from roadmap.config.composition import settings_from
-from roadmap.config.meaning import attributes
-from roadmap.config.meaning import settings as all_settings
-from roadmap.config.options import FOLDER, GROUPS, options, parts_of
+from roadmap.config.options import FOLDER, GROUPS, attributes, options, parts_of
+from roadmap.config.options import settings as all_settings
 from roadmap.config.settings import Settings
 from roadmap.engine.auto import unresolved
 from roadmap.losses.named import NAMES, constructor_parameters, required_options

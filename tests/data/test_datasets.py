@@ -15,6 +15,7 @@ from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import READERS, SOURCES, dataset, explanation
 from roadmap.data.datasets.sfm import picture_path
 from roadmap.data.pictures.images import picture
+from roadmap.data.pictures.packs import picture_key
 from roadmap.data.records import UNLABELLED
 
 from . import layouts
@@ -106,6 +107,34 @@ def test_sop_by_hand(tmp_path):
     assert records.paths[3] == "bicycle_final/1112_0.JPG"
     assert (records.labels[3], records.categories[3]) == (1, 0)
     assert records.split("test").labels.min() == 6
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_class_has_a_name_of_its_own(name, tmp_path):
+    records = dataset(name, BUILDERS[name](tmp_path))
+    labels = records.labels[records.labels != UNLABELLED]
+    assert len(set(records.class_names)) == len(records.class_names) == labels.max() + 1
+    assert all(records.class_names)
+    keys = [picture_key(records, i) for i in range(len(records))]
+    assert len(set(keys)) == len(keys)
+
+
+NAMES = {
+    "cub": ("001.Albatross", "101.Wren"),
+    "sop": ("1", "12"),
+    "inaturalist": ("100", "109"),
+    "inshop": ("id_00000002", "id_00000080"),
+    "cars": ("Car 1", "Car 99"),
+    "sfm120k": ("train/0", "val/0"),
+    "roxford5k": ("all_souls", "radcliffe_camera"),
+    "rparis6k": ("all_souls", "radcliffe_camera"),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_classes_keep_the_names_of_their_authors(name, tmp_path):
+    records = dataset(name, BUILDERS[name](tmp_path))
+    assert (records.class_names[0], records.class_names[-1]) == NAMES[name]
 
 
 def test_a_broken_line_of_a_list_is_named(tmp_path):
@@ -234,6 +263,30 @@ def test_real_cub_pictures(outside_data, tmp_path):
     here = [i for i in range(len(records)) if records.path(i).is_file()]
     assert len(here) == sum(member.isfile() for member in members)
     assert max(min(picture(records.path(i)).shape[:2]) for i in here) == 256
+
+
+def test_real_roxford5k_as_it_unpacks(outside_data, tmp_path):
+    """The first pictures of the archive; all of them are decoded by `roadmap data check roxford5k`."""
+    with tarfile.open(outside_data / "roxford5k" / "images-0.tar") as archive:
+        members = [archive.next() for _ in range(60)]
+        archive.extractall(tmp_path, members, filter="data")
+    shutil.copy(outside_data / "roxford5k" / "gnd_roxford5k.pkl", tmp_path)
+    records = dataset("roxford5k", tmp_path)
+    report = dataset_report(records, workers=0)
+    assert (len(records), report.wrong_counts, report.unreadable) == (5_063, (), {})
+    here = sum(member.isfile() for member in members)
+    assert len(report.missing) == 5_063 - here
+    assert here >= 50
+    queries = records.split("query")
+    assert len(queries.class_names) == 12  # 11 landmarks, and a query that is named after the city alone
+    assert np.isfinite(queries.boxes).all()
+
+
+def test_real_roxford5k_names_every_picture_of_its_archive(outside_data):
+    records = dataset("roxford5k", outside_data / "roxford5k")
+    with tarfile.open(outside_data / "roxford5k" / "images-0.tar") as archive:
+        names = {member.name.removeprefix("./") for member in archive if member.isfile()}
+    assert set(records.paths) <= names
 
 
 def test_real_sop_lists(outside_data):

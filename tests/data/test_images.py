@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
-from roadmap.data.pictures.images import PictureError, picture, reads_heif, shrunk
+from roadmap.data.pictures.images import PictureError, picture, picture_size, reads_heif, thumbnail
 
 
 def gradient(height=12, width=20) -> np.ndarray:
@@ -217,6 +217,15 @@ def failing(error: BaseException):
     return fail
 
 
+def test_sizes_are_read_from_headers(tmp_path):
+    (tmp_path / "huge.png").write_bytes(bomb(5_000, 4_000))  # has no pixels at all
+    assert picture_size(tmp_path / "huge.png") == (5_000, 4_000)
+    (tmp_path / "a.avif").write_bytes(encoded("AVIF").replace(b"iloc", b"xloc"))
+    for name in ("a.avif", "gone.png"):
+        with pytest.raises(PictureError, match=name):
+            picture_size(tmp_path / name)
+
+
 def test_a_folder_is_no_picture(tmp_path):
     with pytest.raises(PictureError, match=r"cannot be read \(Is a directory\)"):
         picture(tmp_path)
@@ -305,7 +314,7 @@ def test_shrinking_gives_torchvisions_size_and_never_enlarges(height, width, sid
     from torchvision.transforms import functional as tv
 
     image = Image.new("RGB", (width, height))
-    small = shrunk(image, side)
+    small = thumbnail(image, side)
     assert small.size == (image.size if min(image.size) <= side else tv.resize(image, side).size)
 
 
@@ -313,4 +322,4 @@ def test_shrinking_is_torchvisions_resize():
     from torchvision.transforms import functional as tv
 
     image = ImageOps.mirror(Image.fromarray(np.random.default_rng(1).integers(0, 256, (60, 90, 3), dtype=np.uint8)))
-    np.testing.assert_array_equal(np.asarray(shrunk(image, 31)), np.asarray(tv.resize(image, 31)))
+    np.testing.assert_array_equal(np.asarray(thumbnail(image, 31)), np.asarray(tv.resize(image, 31)))

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from roadmap.data.datasets import dataset
+from roadmap.data.pictures.packs import picture_key
 
 from . import layouts
 
@@ -256,6 +257,12 @@ def test_a_missing_label_of_parquet_names_its_row(label, tmp_path):
         parquet_of(tmp_path, path=["a", "b", "c"], label=[1.0, label, 2.0])
 
 
+def test_boxes_that_differ_by_less_than_a_pixel_have_keys_of_their_own(tmp_path):
+    (tmp_path / "t.csv").write_text("path,label,box\na.jpg,x,0 0 12345.46 9\na.jpg,y,0 0 12345.54 9\n")
+    records = dataset("table", tmp_path / "t.csv")
+    assert picture_key(records, 0) != picture_key(records, 1)
+
+
 def test_the_same_picture_may_be_query_and_gallery(tmp_path):
     (tmp_path / "t.csv").write_text("path,label,split\na.jpg,x,query\na.jpg,x,gallery\n")
     assert len(dataset("table", tmp_path / "t.csv")) == 2
@@ -284,6 +291,8 @@ def test_boxes_in_four_columns(tmp_path):
         ("path,label,box\na.jpg,x,1 2 3 nan\n", "row 1: a box is left, top, right, bottom in pixels, got '1 2 3 nan'"),
         ("path,label,box\na.jpg,x,1 2 3 inf\n", "row 1: a box is left, top, right, bottom in pixels, got '1 2 3 inf'"),
         ("path,label,left,top,right,bottom\na.jpg,x,1,2,3,\n", r"row 1: a box is .* got \('1', '2', '3', ''\)"),
+        ("path,label,box\na.jpg,x,1 2 3 4\na.jpg,y,1 2 3 4\n", "rows 1 and 2 both name a.jpg#1,2,3,4; list each"),
+        ('path,label,box\na.jpg,x,1 2 3 4\n"a.jpg#1,2,3,4",y,\n', "rows 1 and 2 both name a.jpg#1,2,3,4; list each"),
         ("path,label\na.jpg,x\nb.jpg,x\n./a.jpg,y\n", "rows 1 and 3 both name a.jpg; list each picture once"),
         ("path,label,box\na.jpg,x,1 2 3\n", "row 1: a box is left, top, right, bottom in pixels, got '1 2 3'"),
         ("path,label,box\na.jpg,x,5 5 2 9\n", "must have left < right"),

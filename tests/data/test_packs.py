@@ -12,7 +12,7 @@ from PIL import Image
 
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import packing
-from roadmap.data.pictures.images import PictureError, picture, shrunk
+from roadmap.data.pictures.images import PictureError, picture, thumbnail
 from roadmap.data.pictures.packing import pack
 from roadmap.data.pictures.packs import Pack, PackError, fresh_pack, pack_folder
 
@@ -39,7 +39,7 @@ def test_every_picture_is_what_decoding_and_resizing_gives(records):
     made = pack(records, side=20, workers=0, progress=False)
     assert len(made) == len(records) == 14
     for i in range(len(records)):
-        expected = np.asarray(shrunk(Image.fromarray(picture(records.path(i))), 20))
+        expected = np.asarray(thumbnail(Image.fromarray(picture(records.path(i))), 20))
         np.testing.assert_array_equal(made.picture(i), expected)
     sizes = dict(zip(records.paths, zip(made.heights.tolist(), made.widths.tolist(), strict=True), strict=True))
     assert sizes["class_2/tall.png"] == (90, 20)
@@ -112,7 +112,7 @@ def test_an_interrupted_pack_is_no_pack_and_resumes(records, monkeypatch):
 
 
 def test_a_crash_while_writing_leaves_no_shard(records, monkeypatch):
-    original, calls = packing.shrunk, []
+    original, calls = packing.thumbnail, []
 
     def crashing(image, side):
         calls.append(1)
@@ -120,7 +120,7 @@ def test_a_crash_while_writing_leaves_no_shard(records, monkeypatch):
             raise MemoryError
         return original(image, side)
 
-    monkeypatch.setattr(packing, "shrunk", crashing)
+    monkeypatch.setattr(packing, "thumbnail", crashing)
     with pytest.raises(MemoryError):
         pack(records, 20, workers=0, progress=False)
     assert [path.name for path in pack_folder(records, 20).iterdir()] == [".lock"]
@@ -152,7 +152,7 @@ def test_only_the_changed_shard_is_packed_again(records):
     after = {p.name for p in second.folder.glob("*.u8")}
     assert len(before & after) == 2
     assert len(after) == 3  # the outdated one is gone
-    np.testing.assert_array_equal(second.picture(6), shrunk(Image.fromarray(picture(records.path(6))), 20))
+    np.testing.assert_array_equal(second.picture(6), thumbnail(Image.fromarray(picture(records.path(6))), 20))
     np.testing.assert_array_equal(first.picture(6), held)  # who has the old one open keeps it
     assert fresh_pack(records, 20) is not None
 
@@ -177,7 +177,7 @@ def test_errors_are_raised_or_counted(records):
     assert np.flatnonzero(~made.usable()).tolist() == [3, 9]
     with pytest.raises(PackError, match="could not be decoded: truncated or corrupt"):
         made.picture(3)
-    np.testing.assert_array_equal(made.picture(4), shrunk(Image.fromarray(picture(records.path(4))), 20))
+    np.testing.assert_array_equal(made.picture(4), thumbnail(Image.fromarray(picture(records.path(4))), 20))
     with pytest.raises(PictureError, match=records.paths[3]):  # what was skipped does not pass for done
         pack(records, 20, workers=0, progress=False)
 

@@ -121,6 +121,7 @@ def test_names_are_numbered_in_order_and_integers_as_numbers():
         (lambda: records([0, 1], boxes=np.zeros((2, 3))), r"boxes has shape \(2, 3\) but 2 pictures need \(2, 4\)"),
         (lambda: records([0, 1], splits=["train", "tset"]), r"unknown splits \['tset'\]; allowed are train"),
         (lambda: records([0, 5], class_names=("a",)), r"labels must lie in 0..0 \(or -1\), got 0..5"),
+        (lambda: records([0, 1], class_names=("a", "a")), "two labels are called 'a'; a name stands for one of them"),
         (lambda: records([0, 1]).split("test"), r"toy has no split \['test'\]; it has \[\]; make one"),
         (lambda: records([0, 0]).split_by_class(), "at least 2 classes, toy has 1"),
         (lambda: records([0, 1]).split_by_class(1.0), "fraction of classes must be strictly between 0 and 1, got 1.0"),

@@ -426,3 +426,16 @@ def test_a_folder_just_works(
     said = capsys.readouterr().out
     assert "  - test set: " in said
     assert "  - data.image=32 data.resize=32 data.scale=[0.5, 1.0] data.side=32: sizes that suit small_cnn" in said
+
+
+def test_the_warning_is_the_first_thing_said(
+    tmp_path: Path, no_hub: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
+    write_classes(tmp_path / "own", range(6), side=130)
+    asked = settings(data__root=str(tmp_path / "own"), epochs=1, data__batches=1)
+    fit(dataclasses.replace(asked, out=str(tmp_path / "runs")))
+    said = capsys.readouterr().out
+    assert said.startswith("WARNING: no pretrained network can be had here")
+    assert said.count("WARNING") == 1
+    assert f"roadmap train data=folder data.root={tmp_path / 'own'} model.name=efficientnet_lite0 " in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 import torch
 
 from roadmap.config.settings import DataSettings, SelectSettings
-from roadmap.data import UNLABELLED, Records, pack, pack_folder
+from roadmap.data import UNLABELLED, Records
 from roadmap.engine import fit
-from roadmap.engine.pictures import Pictures, pack_of_all
+from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Splits, records_of, sampler_of, splits_of
 from roadmap.models import retriever
 
@@ -180,7 +179,7 @@ def test_a_test_set_without_splits_is_all_test(pictures: Path, tmp_path: Path) -
 
 def test_samplers() -> None:
     train = split(records(dict.fromkeys(range(8), 4)), "last").train
-    data = DataSettings(name="folder", root="x", batch_size=8, per_class=2)
+    data = DataSettings(name="folder", root="x", batch_size=8, per_class=2, batches=None)
     assert sampler_of(train, data, 0).batches == 4
     assert sampler_of(train, dataclasses.replace(data, batches=7), 0).batches == 7
     one, other = (sampler_of(train, data, seed).epoch_batches(0).tolist() for seed in (0, 1))
@@ -218,52 +217,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_classes(tmp_path / "own" / "test", range(6, 8)).parent
 
 
-def test_a_pack_is_made_and_used_again(own: Path) -> None:
-    data = DataSettings(name="folder", root=str(own), side=20)
-    found = records_of(data)
-    made = pack_of_all(found, data)
-    assert made is not None
-    assert made.folder == pack_folder(found, 20)
-    stamp = (made.folder / "pack.json").stat().st_mtime_ns
-    again = pack_of_all(found, data)
-    assert again is not None
-    assert (again.folder / "pack.json").stat().st_mtime_ns == stamp
-
-
-def test_without_a_pack_files_are_read_even_if_one_is_there(own: Path) -> None:
-    """A run depends on its settings and pictures, not on what lies in the cache."""
-    data = DataSettings(name="folder", root=str(own), side=20)
-    found = records_of(data)
-    assert pack_of_all(found, dataclasses.replace(data, pack="no")) is None
-    assert not pack_folder(found, 20).exists()
-    pack(found, 20, progress=False)
-    assert pack_of_all(found, dataclasses.replace(data, pack="no")) is None
-
-
-def test_drawn_pictures_have_no_files_and_always_a_pack(tmp_path: Path) -> None:
-    drawn = tmp_path / "drawn"
-    few = Records("drawn", drawn, ("a.png", "b.png"), np.asarray([0, 1]))
-    from roadmap.data.pictures.packing import pack_of
-
-    pack_of(iter([np.zeros((8, 8, 3), np.uint8)] * 2), few, 8, drawn)
-    for choice in ("no", "auto", "yes"):
-        found = pack_of_all(few, DataSettings(pack=choice, side=8))
-        assert found is not None
-        assert found.folder == drawn
-
-
-def test_a_large_pack_is_made_only_on_demand(
-    own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("roadmap.engine.pictures.LARGE_PACK", 1000)
-    data = DataSettings(name="folder", root=str(own), side=20)
-    with caplog.at_level(logging.WARNING):
-        assert pack_of_all(records_of(data), data) is None
-    assert (
-        "a pack of own would take about 0 GB: every epoch decodes its files again; data.pack=yes makes it"
-        in caplog.text
-    )
-    assert pack_of_all(records_of(data), dataclasses.replace(data, pack="yes")) is not None
+def test_a_run_says_what_it_reads(own: Path) -> None:
+    """Whether a pack is made, used or left alone is decided, and tested, with the packs."""
+    model = retriever(tiny(Path("x"), Path("y")).model, 16)
+    for choice, said in (("yes", "read from a pack of side 20"), ("no", "decoded each time, resized to 20")):
+        made = Pictures(tiny(own, Path("y"), data__pack=choice), model, torch.device("cpu"), quiet=True)
+        assert said in made.open_pack(records_of(made.settings.data))
 
 
 def test_the_same_crops_with_and_without_a_pack(own: Path, tmp_path: Path) -> None:
@@ -354,3 +313,12 @@ def test_a_category_pairs_run(tmp_path: Path) -> None:
     )
     folder = fit(settings, quiet=True)
     assert last(folder)["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("squeeze", "random", "centre"), [("no", False, False), ("test", False, True), ("all", True, True)]
+)
+def test_which_pictures_are_squeezed(squeeze: str, random: bool, centre: bool) -> None:
+    settings = tiny(Path("x"), Path("y"), data__squeeze=squeeze)
+    pictures = Pictures(settings, retriever(settings.model, 16), torch.device("cpu"), quiet=True)
+    assert (pictures.random.squeeze, pictures.centre.squeeze) == (random, centre)

@@ -152,12 +152,12 @@ def test_triton_counts_under_the_interpreter() -> None:
 
 
 def _interpreted() -> None:
-    from roadmap.kernels.triton import counts
+    from roadmap.kernels.triton import counts as triton_counts
     from roadmap.metrics.ranking import positive_counts_of
 
     shapes = [(1, 2, 3, 1), (5, 33, 17, 6), (19, 50, 16, 3), (40, 21, 40, 9)]
-    for programs in (counts.PROGRAMS, 1):  # the gallery shared among programs, and not
-        counts.PROGRAMS = programs
+    for programs in (triton_counts.PROGRAMS, 1):  # the gallery shared among programs, and not
+        triton_counts.PROGRAMS = programs
         for shape in shapes:
             check_against_definition(*problem(*shape), "triton")
     # the whole path of a metric, with excluded items, gives the counts of the tiled path

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -138,3 +142,21 @@ def test_queries_in_chunks_give_what_all_at_once_give(
     near = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
     for found in results[1:]:
         torch.testing.assert_close(found, results[0], **near)
+
+
+MEASURED = """
+import resource, torch
+from roadmap.losses import ROADMAP
+x, labels = torch.randn(4096, 32, requires_grad=True), torch.arange(4096) // 4
+ROADMAP()(x[:64], labels[:64]).backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ROADMAP()(x, labels).backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is counted in other units")
+def test_the_scores_of_a_large_batch_are_never_held_at_once() -> None:
+    """One (4096, 4096) float32 matrix alone is 64 MiB; all of them at once took 560 MiB."""
+    run = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, env=os.environ)
+    assert int(run.stdout) < 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -25,6 +26,11 @@ def test_every_loss_of_the_package_has_a_name() -> None:
     assert set(OWN.values()) == classes
     assert tuple(pml.RECIPES) == BORROWED
     assert len(set(NAMES)) == len(NAMES)
+
+
+def test_no_function_of_the_package_hides_a_module_of_its_name() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(roadmap.losses.__path__)}
+    assert not modules & set(roadmap.losses.__all__)
 
 
 @pytest.mark.parametrize("name", NAMES)

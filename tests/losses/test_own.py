@@ -115,7 +115,10 @@ def test_the_baselines_read_places_from_the_comparison(make: type[nn.Module]) ->
     outside = Comparison.of(x, labels, ref_emb=x, ref_labels=labels, own=torch.arange(6))
     for include_self in (True, False):
         assert torch.equal(inside.positives(include_self=include_self), outside.positives(include_self=include_self))
-    torch.testing.assert_close(inside.scores, outside.scores, rtol=0, atol=1e-15)
+        torch.testing.assert_close(inside.scores, outside.scores, rtol=0, atol=1e-15)
+        expected = make(include_self=include_self)(x, labels)
+        found = make(include_self=include_self)(x, labels, ref_emb=x, ref_labels=labels, own=torch.arange(6))
+        assert found.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 X, Y = torch.randn(3, 2), torch.tensor([0, 1, 1])

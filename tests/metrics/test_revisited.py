@@ -244,3 +244,19 @@ def test_errors_name_what_came(tmp_path: Path) -> None:
         load_ground_truth(tmp_path / "cut.pkl")
     with pytest.raises(ValueError, match="queries must be 1, as many as the ground truth has, got 2"):
         revisited_metrics_of_vectors(torch.eye(3)[:2], torch.eye(3), truth)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"gnd": 1}, "'gnd', 'imlist' and 'qimlist' must be lists"),
+        ({"gnd": [], "imlist": 3}, "'gnd', 'imlist' and 'qimlist' must be lists"),
+        ({"gnd": [1]}, "query 0 has no easy, hard, junk list"),
+        ({"gnd": [{"easy": [{}], "hard": [], "junk": []}]}, "easy, hard and junk are lists of numbers"),
+        ({"gnd": [{"easy": "x", "hard": [], "junk": []}]}, "easy, hard and junk are lists of numbers"),
+    ],
+)
+def test_files_of_another_shape_are_refused_in_words(content, message, tmp_path):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=rf"a.pkl.*{message}"):
+        load_ground_truth(tmp_path / "a.pkl")

@@ -141,7 +141,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "broken description": (lambda f: rewritten(f, retriever="{"), "damaged description"),
     "unknown setting": (
         lambda f: changed(f, settings={"nam": "x"}),
-        "unknown setting model.nam, did you mean model.name",
+        "unknown setting model.nam, did you mean 'model.name'",
     ),
     "no tensors": (lambda f: rewritten(f, tensors=False), "weights do not fit small_cnn as it is built here"),
     "other head": (lambda f: changed(f, settings={"name": "small_cnn"}), "weights do not fit small_cnn"),

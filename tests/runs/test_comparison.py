@@ -12,7 +12,7 @@ from roadmap.runs import Run, table
 
 
 def finished(folder: Path, after: dict[str, Any] | None, **settings: Any) -> Path:
-    run = Run.create(Settings(run=str(folder), **settings))
+    run = Run.create(Settings(**({"run": str(folder), "optim": OptimSettings()} | settings)))
     if after is not None:
         run.write_json("summary.json", {"after": after, "best epoch": 3, "training seconds": 1.5})
     run.close()

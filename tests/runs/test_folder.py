@@ -23,7 +23,7 @@ NOON = time.strptime("2021-12-06 12:00:00", "%Y-%m-%d %H:%M:%S")
 
 
 def settings(folder: Path, **more: Any) -> Settings:
-    return Settings(out=str(folder), **more)
+    return Settings(**({"out": str(folder), "model": ModelSettings()} | more))
 
 
 def test_what_a_new_run_holds(tmp_path: Path) -> None:

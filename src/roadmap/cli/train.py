@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from roadmap.cli.train_help import print_help
-from roadmap.config.command import DRY, LOOKS, SWEEPS, Command, command_of, key_of
+from roadmap.config.command import Command, command_of, key_of
 from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
 from roadmap.config.settings import SettingError, Settings
 
@@ -34,7 +34,7 @@ def train(arguments: Sequence[str]) -> int:
             print_help([word for word in arguments if word not in ("-h", "--help")])
             return DONE
         command = command_of(arguments)
-        runs = [] if command.has(LOOKS) or command.resume else _rehearsal(command)
+        runs = [] if command.looks or command.resume else _rehearsal(command)
         code = FAILED
         _carry_out(command, runs)
     except KeyboardInterrupt as stop:
@@ -55,24 +55,24 @@ def _rehearsal(command: Command) -> list[Settings]:
         check_data(settings)
     for settings in {str(settings.loss): settings for settings in runs}.values():
         check_loss(settings)
-    if command.has(SWEEPS) and runs[0].run is not None:
+    if command.flags.multirun and runs[0].run is not None:
         said = "run=FOLDER is for a single run; in a sweep give out=FOLDER, and every run gets its own in it"
         raise SettingError("run", said)
     return runs
 
 
 def _carry_out(command: Command, runs: Sequence[Settings]) -> None:
-    if command.has(LOOKS):
+    if command.looks:
         _look(command)
         return
-    if command.has(SWEEPS):
+    if command.flags.multirun:
         _sweep(command, Path(runs[0].out) / time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
         return
     from roadmap.engine import fit, plan, resume
 
     if command.resume is not None:
         resume(command.resume, epochs=command.epochs)
-    elif command.has(DRY):
+    elif command.flags.dry_run:
         typer.echo("\n".join(plan(runs[0]).lines()))
     else:
         fit(runs[0])
@@ -80,14 +80,13 @@ def _carry_out(command: Command, runs: Sequence[Settings]) -> None:
 
 def _look(command: Command) -> None:
     """`--cfg` and `--hydra-help`."""
-    parser = get_args_parser()
-    asked = parser.parse_args([*command.flags, *command.overrides])
+    flags, parser = command.flags, get_args_parser()
     settings_from(command.overrides, command.folder)  # says in our words what is wrong
     with hydra_with(command.folder) as hydra:
-        if asked.hydra_help:
-            hydra.hydra_help(CONFIG, parser, asked)
+        if flags.hydra_help:
+            hydra.hydra_help(CONFIG, parser, parser.parse_args(["--hydra-help"]))
         else:
-            hydra.show_cfg(CONFIG, asked.overrides, asked.cfg, asked.package, asked.resolve)
+            hydra.show_cfg(CONFIG, list(command.overrides), flags.cfg, flags.package, flags.resolve)
 
 
 def _sweep(command: Command, folder: Path) -> None:
@@ -97,6 +96,8 @@ def _sweep(command: Command, folder: Path) -> None:
     told = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
     if "hydra.sweep.dir" not in keys:
         told.append(f"hydra.sweep.dir='{folder}'")
+    from roadmap.runs.comparison import table_text
+
     said = "What could be run is in"
     try:
         with hydra_with(command.folder) as hydra:
@@ -104,7 +105,7 @@ def _sweep(command: Command, folder: Path) -> None:
         said = "All runs are in"
     finally:
         if folder.is_dir():
-            typer.echo(f"\n{results(folder)}\n{said} {folder}")
+            typer.echo(f"\n{table_text(folder)}\n{said} {folder}")
 
 
 def job(config: DictConfig) -> str:
@@ -139,23 +140,6 @@ def _as_if_alone(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         context.cfg, sys.argv = kept
-
-
-def results(folder: Path) -> str:
-    """What came of the runs in a folder, a line each; they are named by what differs between them."""
-    from roadmap.runs import table
-
-    rows = table(path.parent for path in sorted(folder.glob("*/config.yaml")))
-    columns = [name for name in (rows[0] if rows else []) if re.search("^run$|R@|mAP|best epoch", name)]
-    cells = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _debugging() -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from roadmap.config.meaning import Setting, settings
-from roadmap.config.options import GROUPS, options, parts_of
+from roadmap.config.options import GROUPS, Setting, options, parts_of, settings
 from roadmap.config.settings_checks import shown
 from roadmap.config.words import unknown, unknown_option
+from roadmap.experiments.published import lines_of
 
 INTRODUCTION = """\
 roadmap train [GROUP=OPTION ...] [key=value ...] [-m] [--dry-run]
@@ -79,7 +79,7 @@ def _topic(topic: str) -> Iterable[str]:
         if option not in options(group):
             raise unknown_option(group, option, options(group))
         comment, body = parts_of(group, option)
-        yield from (*comment, "", body)
+        yield from (*comment, *(f"  {line}" for line in lines_of(comment)), "", body)
     elif group in GROUPS:
         yield from (f"{group}=...  {GROUPS[group]}", "")
         for name, headline in options(group).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,14 +12,8 @@ from roadmap.config.settings import SettingError
 from roadmap.config.words import HELP, override_of
 from roadmap.names import did_you_mean
 
-DRY, SWEEPS, LOOKS, FOLDER = (
-    ("--dry-run",),
-    ("-m", "--multirun"),
-    ("-c", "--cfg", "--hydra-help"),
-    ("-cd", "--config-dir"),
-)
-OF_LOOKS = ("-p", "--package", "--resolve")  # say what `--cfg` prints
-WITH_VALUE = ("-c", "--cfg", "-p", "--package", *FOLDER)
+SWITCHES = ("--multirun", "--dry-run", "--resolve", "--hydra-help")
+WITH_VALUE = {"--cfg": "-c", "--package": "-p", "--config-dir": "-cd"}
 
 
 @dataclass(frozen=True)
@@ -26,27 +21,25 @@ class Command:
     """What was typed.
 
     Attributes:
-        flags: with their values.
+        flags: `multirun`, `dry_run`, `cfg`, `hydra_help` and those that say how `cfg` is printed.
         overrides: the settings, as Hydra reads them.
         swept: key -> its values in a sweep, each as an override of its own; only keys that have several.
+        folder: with options and recipes of one's own (`--config-dir`), or None.
         resume: the folder of a run to go on with, or None.
-        epochs: how many that run shall have; None for as many as it was given.
+        epochs: how many that run shall have; None for as many as it was told.
     """
 
-    flags: tuple[str, ...] = ()
+    flags: argparse.Namespace
     overrides: tuple[str, ...] = ()
     swept: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    folder: Path | None = None
     resume: Path | None = None
     epochs: int | None = None
 
     @property
-    def folder(self) -> Path | None:
-        """Of `--config-dir`."""
-        return next((Path(self.flags[i + 1]) for i, flag in enumerate(self.flags) if flag in FOLDER), None)
-
-    def has(self, flags: Sequence[str]) -> bool:
-        """Whether one of these was given: DRY, SWEEPS (-m), LOOKS (only to see the configuration)."""
-        return not set(flags).isdisjoint(self.flags)
+    def looks(self) -> bool:
+        """Only to see the configuration."""
+        return bool(self.flags.cfg or self.flags.hydra_help)
 
     def covering(self) -> list[list[str]]:
         """Combinations of overrides, without a sweep, in which every value of the sweep comes at least once."""
@@ -70,55 +63,55 @@ def command_of(arguments: Sequence[str]) -> Command:
     flags, typed = _separate(arguments)
     keys = {key_of(text): text.partition("=")[2] for text in typed}
     if "resume" in keys:
-        return _resumption(keys, [*flags, *(text for text in typed if key_of(text) not in ("resume", "epochs"))])
+        return _resumption(flags, keys)
     if "data.root" in keys and keys["data.root"] != "null" and keys.keys().isdisjoint(("data", "data.name", "recipe")):
         root = f"data.root={keys['data.root']}"
         raise SettingError("data.root", f"{root} needs data=NAME: data=folder {root} for your own pictures")
-    sweeps = not set(SWEEPS).isdisjoint(flags)
-    overrides = [override_of(text, sweeps) for text in typed]
-    swept = {o.key_or_group: o for o in overrides if o.is_sweep_override()}
-    values = {
-        key: tuple(f"{key}={value}" for value in o.sweep_string_iterator()) if o.is_discrete_sweep() else ()
-        for key, o in swept.items()
+    overrides = [override_of(text, flags.multirun) for text in typed]
+    swept = {
+        o.key_or_group: tuple(f"{o.key_or_group}={value}" for value in o.sweep_string_iterator())
+        if o.is_discrete_sweep()
+        else ()
+        for o in overrides
+        if o.is_sweep_override()
     }
-    command = Command(tuple(flags), tuple(str(o.input_line) for o in overrides), values)
-    if command.has(OF_LOOKS) and not command.has(LOOKS):
-        raise SettingError("", f"{', '.join(OF_LOOKS)} say how the configuration is printed; add --cfg job")
-    if command.folder is not None and not command.folder.is_dir():
-        raise SettingError("", f"--config-dir {command.folder} is not a folder")
-    if command.has(DRY) and sweeps:
+    folder = None if flags.config_dir is None else Path(flags.config_dir)
+    if folder is not None and not folder.is_dir():
+        raise SettingError("", f"--config-dir {folder} is not a folder")
+    if (flags.package or flags.resolve) and not flags.cfg:
+        raise SettingError("", "--package and --resolve say how the configuration is printed; add --cfg job")
+    if flags.dry_run and flags.multirun:
         raise SettingError("", "--dry-run is for a single run; leave out -m")
-    return command
+    return Command(flags, tuple(str(o.input_line) for o in overrides), swept, folder)
 
 
-def _resumption(keys: dict[str, str], others: Sequence[str]) -> Command:
-    if others:
+def _resumption(flags: argparse.Namespace, keys: dict[str, str]) -> Command:
+    others = ["-m"] * flags.multirun + ["--dry-run"] * flags.dry_run
+    if others := others + [f"{key}={value}" for key, value in keys.items() if key not in ("resume", "epochs")]:
         said = "resume=FOLDER goes on with the settings of that run; beside it only epochs=N, for more of them"
         raise SettingError("resume", f"{said}; leave out: {' '.join(others)}")
     epochs = keys.get("epochs")
     if epochs is not None and not (epochs.isdigit() and int(epochs) > 0):
         raise SettingError("epochs", f"epochs must be a whole number, got {epochs!r}")
-    return Command(resume=Path(os.path.expanduser(keys["resume"])), epochs=None if epochs is None else int(epochs))
+    folder = Path(os.path.expanduser(keys["resume"]))
+    return Command(flags, resume=folder, epochs=None if epochs is None else int(epochs))
 
 
-def _separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags with their values, and the rest."""
-    flags: list[str] = []
-    typed: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if not argument.startswith("-"):
-            typed.append(argument)
-            continue
-        name, _, value = argument.partition("=")
-        if name not in (known := (*DRY, *SWEEPS, *LOOKS, *OF_LOOKS, *FOLDER)):
-            setting = f"{name.lstrip('-').replace('-', '_')}={value or 'VALUE'}"
-            said = f"unknown option {name}{did_you_mean(name, known)} Settings are written without dashes, such as"
-            raise SettingError(name, f"{said} {setting}; {HELP}")
-        flags.append(name)
-        if name in WITH_VALUE:
-            follows = value or next(remaining, None)
-            if follows is None:
-                raise SettingError(name, f"{name} needs a value after it")
-            flags.append(follows)
+def _separate(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Flags, and the settings."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in SWITCHES:
+        parser.add_argument(name, *(["-m"] if name == "--multirun" else []), action="store_true")
+    for name, short in WITH_VALUE.items():
+        parser.add_argument(short, name)
+    try:
+        flags, typed = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise SettingError("", f"{error.argument_name} {error.message}") from error
+    for text in typed:
+        if text.startswith("-"):
+            name, _, value = text.partition("=")
+            near, bare = did_you_mean(name, [*SWITCHES, *WITH_VALUE]), name.lstrip("-").replace("-", "_")
+            said = f"unknown option {name}{near} Settings are written without dashes, such as {bare}={value or 'VALUE'}"
+            raise SettingError(name, f"{said}; {HELP}")
     return flags, typed

@@ -18,11 +18,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from roadmap.config.settings import SettingError, Settings
+from roadmap.config.settings import OptimSettings, SettingError, Settings
+from roadmap.config.settings_checks import AUTO
 from roadmap.config.words import refusal
 
 # Here, so that a process which a launcher starts has it as soon as it imports the job.
-ConfigStore.instance().store(name="schema", node=Settings().as_dict())
+# Of the optimiser only the rate is open: what an option does not name is off, whatever `Settings()` would choose.
+_SCHEMA = Settings(optim=OptimSettings(lr=AUTO))  # type: ignore[arg-type]
+ConfigStore.instance().store(name="schema", node=_SCHEMA.as_dict())
 
 CONFIG = "config"
 OWN_FILES = "command-line"  # what Hydra calls the folder of --config-dir

@@ -14,18 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from roadmap.config import settings_checks as checks
-from roadmap.config.settings_checks import AUTO, choosable
+from roadmap.config import settings_checks as limits
+from roadmap.config.settings_checks import AUTO, setting
 from roadmap.config.settings_checks import SettingError as SettingError
 from roadmap.names import did_you_mean
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "default", "reduce-overhead", "max-autotune")
 POOLINGS = ("auto", "avg", "max", "gem", "token")
-SCHEDULES = ("constant", "multistep", "cosine")
-OPTIMISERS = ("adam", "adamw", "sgd")
-SAMPLERS = ("m_per_class", "category_pairs")
-SELECTIONS = ("auto", "held_out", "last", "test")
 PACKING = ("auto", "yes", "no")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -40,7 +36,8 @@ class DataSettings:
         test_sets: other datasets to test on, name -> root (SfM-120k is tested on roxford5k and rparis6k).
         image: side of the square pictures that the model sees.
         resize: shorter side before the centre crop of evaluation.
-        squeeze: cut pictures as if they were squares, which loses their aspect, as the released code did on SOP.
+        squeeze: which pictures are cut as if they were squares, which loses their aspect: "no" ones, "test" ones, or
+            "all", as the paper's released code did on SOP.
         scale: range of the share of the area that a random crop keeps.
         ratio: range of its width / height.
         flip: probability of a horizontal flip.
@@ -52,39 +49,32 @@ class DataSettings:
         batches: batches in an epoch; None for as many as the pictures fill, "auto" for at least 10.
         batches_per_pair: of category_pairs, how often each pair of categories meets in an epoch.
         workers: threads or processes that prepare pictures; None for one per core.
+        train_on_val: train on the validation pictures too, where the dataset has such, as released for SfM-120k.
         on_error: a picture that cannot be decoded: "raise", or "skip" and count it.
     """
 
     name: str = "glyphs"
     root: Optional[str] = None  # noqa: UP045 - read at run time by the command line's configuration, on Python 3.10 too
     test_sets: dict[str, str] = field(default_factory=dict)
-    image: int = choosable()
-    resize: int = choosable()
-    squeeze: bool = False
-    scale: list[float] = choosable()  # noqa: RUF009 - a dataclasses.field
-    ratio: list[float] = field(default_factory=lambda: [0.75, 1.3333333333333333])
-    flip: float = 0.5
-    pack: str = "auto"
-    side: int = choosable()
-    sampler: str = "m_per_class"
-    batch_size: int = choosable()
-    per_class: int = choosable()
-    batches: Optional[int] = choosable()  # noqa: UP045
-    batches_per_pair: int = 10
-    workers: Optional[int] = None  # noqa: UP045
-    on_error: str = "raise"
+    image: int = setting(AUTO, limits.AT_LEAST_1)
+    resize: int = setting(AUTO, limits.AT_LEAST_1)
+    squeeze: str = setting("no", ("no", "test", "all"))
+    scale: list[float] = setting(AUTO, limits.SHARES)  # noqa: RUF009 - a dataclasses.field
+    ratio: list[float] = setting([0.75, 1.3333333333333333], limits.RANGE)  # noqa: RUF009
+    flip: float = setting(0.5, limits.SHARE)
+    pack: str = setting("auto", PACKING)
+    side: int = setting(AUTO, limits.AT_LEAST_1)
+    sampler: str = setting("m_per_class", ("m_per_class", "category_pairs"))
+    batch_size: int = setting(AUTO, limits.AT_LEAST_1)
+    per_class: int = setting(AUTO, limits.AT_LEAST_1)
+    batches: Optional[int] = setting(AUTO, limits.AT_LEAST_1)  # noqa: UP045
+    batches_per_pair: int = setting(10, limits.AT_LEAST_1)
+    workers: Optional[int] = setting(None, limits.AT_LEAST_0)  # noqa: UP045
+    train_on_val: bool = False
+    on_error: str = setting("raise", ("raise", "skip"))
 
     def __post_init__(self) -> None:
-        checks.check_types(self, "data.")
-        checks.check_choice("data.pack", self.pack, PACKING)
-        checks.check_choice("data.sampler", self.sampler, SAMPLERS)
-        checks.check_choice("data.on_error", self.on_error, ("raise", "skip"))
-        for name in ("image", "resize", "side", "batch_size", "per_class", "batches", "batches_per_pair"):
-            checks.check_at_least(f"data.{name}", getattr(self, name), 1)
-        checks.check_at_least("data.workers", self.workers, 0)
-        checks.check_range("data.flip", self.flip, "[0", "1]", "lie in 0..1")
-        checks.check_interval("data.scale", self.scale, most=1.0)
-        checks.check_interval("data.ratio", self.ratio)
+        limits.check(self, "data.")
 
 
 @dataclass
@@ -104,21 +94,18 @@ class ModelSettings:
             al. 2015 trained it) instead of the second (3 x 3, as torchvision and timm do); weights are for one of them.
     """
 
-    name: str = choosable("small_cnn")
-    weights: str = choosable("random")
-    pooling: str = "auto"
-    layer_norm: bool = choosable(False)
-    dim: Optional[int] = None  # noqa: UP045
+    name: str = setting("small_cnn", auto=True)
+    weights: str = setting("random", auto=True)
+    pooling: str = setting("auto", POOLINGS)
+    layer_norm: bool = setting(False, auto=True)
+    dim: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
     freeze_batch_norm: bool = False
-    drop_path: float = 0.0
+    drop_path: float = setting(0.0, limits.BELOW_1)
     drop_distillation: bool = False
     stride_first: bool = False
 
     def __post_init__(self) -> None:
-        checks.check_types(self, "model.")
-        checks.check_choice("model.pooling", self.pooling, POOLINGS)
-        checks.check_at_least("model.dim", self.dim, 1)
-        checks.check_range("model.drop_path", self.drop_path, "[0", "1)", "be at least 0 and below 1")
+        limits.check(self, "model.")
 
 
 @dataclass
@@ -142,31 +129,23 @@ class OptimSettings:
         ema: decay of an average of the weights, which is what is evaluated and kept; None for none.
     """
 
-    name: str = "adamw"
-    lr: float = choosable(1e-3)
-    head_lr: Optional[float] = None  # noqa: UP045
-    loss_lr: Optional[float] = None  # noqa: UP045
-    weight_decay: float = 1e-4
+    name: str = setting("adamw", ("adam", "adamw", "sgd"))
+    lr: float = setting(1e-3, limits.ABOVE_0, auto=True)
+    head_lr: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
+    loss_lr: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
+    weight_decay: float = setting(1e-4, limits.AT_LEAST_0)
     decay_matrices_only: bool = False
-    layer_decay: float = 1.0
-    schedule: str = "constant"
+    layer_decay: float = setting(1.0, limits.ABOVE_0)
+    schedule: str = setting("constant", ("constant", "multistep", "cosine"))
     milestones: list[int] = field(default_factory=list)
-    gamma: float = 0.3
-    warmup: float = 0.0
-    final: float = 0.0
-    clip: Optional[float] = None  # noqa: UP045
-    ema: Optional[float] = None  # noqa: UP045
+    gamma: float = setting(0.3, limits.ABOVE_0)
+    warmup: float = setting(0.0, limits.AT_LEAST_0)
+    final: float = setting(0.0, limits.SHARE)
+    clip: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
+    ema: Optional[float] = setting(None, limits.INSIDE)  # noqa: UP045
 
     def __post_init__(self) -> None:
-        checks.check_types(self, "optim.")
-        checks.check_choice("optim.name", self.name, OPTIMISERS)
-        checks.check_choice("optim.schedule", self.schedule, SCHEDULES)
-        for name in ("lr", "head_lr", "loss_lr", "layer_decay", "gamma", "clip"):
-            checks.check_above_0(f"optim.{name}", getattr(self, name))
-        for name in ("weight_decay", "warmup"):
-            checks.check_at_least(f"optim.{name}", getattr(self, name), 0)
-        checks.check_range("optim.final", self.final, "[0", "1]", "lie in 0..1")
-        checks.check_range("optim.ema", self.ema, "(0", "1)", "lie strictly between 0 and 1")
+        limits.check(self, "optim.")
 
 
 @dataclass
@@ -182,16 +161,13 @@ class SelectSettings:
         every: epochs between evaluations; the last is always evaluated.
     """
 
-    by: str = choosable("held_out")
-    fraction: float = 0.1
+    by: str = setting("held_out", ("auto", "held_out", "last", "test"))
+    fraction: float = setting(0.1, limits.INSIDE)
     metric: str = "mAP@R"
-    every: int = 1
+    every: int = setting(1, limits.AT_LEAST_1)
 
     def __post_init__(self) -> None:
-        checks.check_types(self, "select.")
-        checks.check_choice("select.by", self.by, SELECTIONS)
-        checks.check_at_least("select.every", self.every, 1)
-        checks.check_range("select.fraction", self.fraction, "(0", "1)", "lie strictly between 0 and 1")
+        limits.check(self, "select.")
 
 
 @dataclass
@@ -208,21 +184,16 @@ class HardwareSettings:
         threads: of the CPU; None for torch's choice.
     """
 
-    device: str = "auto"
-    devices: int = 1
-    precision: str = "auto"
-    compile: str = "auto"
+    device: str = setting("auto", DEVICES)
+    devices: int = setting(1, limits.AT_LEAST_1)
+    precision: str = setting("auto", PRECISIONS)
+    compile: str = setting("auto", COMPILING)
     channels_last: bool = True
     deterministic: bool = False
-    threads: Optional[int] = None  # noqa: UP045
+    threads: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
 
     def __post_init__(self) -> None:
-        checks.check_types(self, "hardware.")
-        checks.check_choice("hardware.device", self.device, DEVICES)
-        checks.check_choice("hardware.precision", self.precision, PRECISIONS)
-        checks.check_choice("hardware.compile", self.compile, COMPILING)
-        checks.check_at_least("hardware.devices", self.devices, 1)
-        checks.check_at_least("hardware.threads", self.threads, 1)
+        limits.check(self, "hardware.")
 
 
 @dataclass
@@ -247,18 +218,15 @@ class Settings:
     )
     select: SelectSettings = field(default_factory=lambda: SelectSettings(by=AUTO))
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
-    epochs: int = choosable()
-    seed: int = 0
-    checkpoint_minutes: float = 1.0
+    epochs: int = setting(AUTO, limits.AT_LEAST_1)
+    seed: int = setting(0, limits.AT_LEAST_0)
+    checkpoint_minutes: float = setting(1.0, limits.AT_LEAST_0)
     out: str = "runs"
     run: Optional[str] = None  # noqa: UP045
     recipe: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        checks.check_types(self, "")
-        checks.check_at_least("epochs", self.epochs, 1)
-        checks.check_at_least("seed", self.seed, 0)
-        checks.check_at_least("checkpoint_minutes", self.checkpoint_minutes, 0)
+        limits.check(self, "")
         if "name" not in self.loss:
             raise SettingError("loss.name", "loss must have a name, such as {'name': 'roadmap'}")
 

@@ -1,11 +1,10 @@
-"""What a setting may be, told from its type and its dataclass; refused in words that name the field."""
+"""What a setting may be: its type, its limits, whether it may say "auto"; refused in words that name it."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +21,15 @@ KINDS = {
     dict[str, str]: "names with values, such as {roxford5k:FOLDER}",
     dict[str, Any]: "its name with its options, such as {name: roadmap}",
 }
+Limit = tuple[Callable[[Any], bool], str]  # whether a value is allowed, and what it must do, in words
+AT_LEAST_1: Limit = (lambda v: v >= 1, "be at least 1")
+AT_LEAST_0: Limit = (lambda v: v >= 0, "be at least 0")
+ABOVE_0: Limit = (lambda v: v > 0, "be above 0")
+BELOW_1: Limit = (lambda v: 0 <= v < 1, "be at least 0 and below 1")
+SHARE: Limit = (lambda v: 0 <= v <= 1, "lie in 0..1")
+INSIDE: Limit = (lambda v: 0 < v < 1, "lie strictly between 0 and 1")
+RANGE: Limit = (lambda v: len(v) == 2 and 0 < v[0] <= v[1], "be two numbers, 0 < low <= high")
+SHARES: Limit = (lambda v: RANGE[0](v) and v[1] <= 1, "be two numbers, 0 < low <= high <= 1")
 
 
 class SettingError(ValueError):
@@ -36,80 +44,56 @@ class SettingError(ValueError):
         self.field = field
 
 
-def choosable(default: Any = AUTO) -> Any:
-    """A field that the program may choose: "auto" is allowed beside the values of its type.
+def setting(default: Any, limit: Limit | tuple[str, ...] | None = None, auto: bool = False) -> Any:
+    """A field with a limit, or a list of what is allowed; "auto" beside it where the program may choose.
 
     Its annotation is the type that it has once `roadmap.engine.auto.resolve` has chosen.
     """
-    return dataclasses.field(default=default, metadata={AUTO: True})
+    about = {"limit": limit, AUTO: auto or default == AUTO}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 @cache
-def kinds(part: type) -> dict[str, tuple[Any, bool, bool]]:
-    """Field -> its type, whether it may be null, whether it may be "auto"."""
+def fields(part: type) -> dict[str, tuple[Any, bool, Mapping[str, Any]]]:
+    """Field -> its type, whether it may be null, and what `setting` said about it."""
     hints = get_type_hints(part)
-    return {f.name: (*_without_none(hints[f.name]), AUTO in f.metadata) for f in dataclasses.fields(part)}
+    return {f.name: (*_without_none(hints[f.name]), f.metadata) for f in dataclasses.fields(part)}
 
 
-def in_words(kind: tuple[Any, bool, bool]) -> str:
+def kind_in_words(hint: Any, nullable: bool, about: Mapping[str, Any]) -> str:
     """A type, for a person."""
-    hint, nullable, auto = kind
-    auto = auto and hint is not str  # where it is text, the list of what is allowed says so
+    auto = about.get(AUTO) and hint is not str  # where it is text, the list of what is allowed says so
     return KINDS.get(hint, str(hint)) + (" or null" if nullable else "") + (" or auto" if auto else "")
 
 
-def check_types(part: Any, where: str) -> None:
-    """Every field has a value of its type; whole numbers become floats where those are meant."""
-    for name, kind in kinds(part.__class__).items():
-        if not dataclasses.is_dataclass(kind[0]):
-            setattr(part, name, _fitting(f"{where}{name}", getattr(part, name), kind))
-
-
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        near = did_you_mean(str(value), allowed)
-        raise SettingError(
-            name, f"{name} must be one of {', '.join(allowed)}, got {value!r}{near if near != '.' else ''}"
-        )
-
-
-def check_at_least(name: str, value: Any, least: float) -> None:
-    if value is not None and value != AUTO and not value >= least:
-        raise SettingError(name, f"{name} must be at least {least}, got {value}")
-
-
-def check_above_0(name: str, value: Any) -> None:
-    if value is not None and value != AUTO and not value > 0:
-        raise SettingError(name, f"{name} must be above 0, got {value}")
-
-
-def check_range(name: str, value: float | None, low: str, high: str, words: str) -> None:
-    """`low` and `high` are "[0" or "(0", "1]" or "1)"."""
-    least, most = float(low[1:]), float(high[:-1])
-    if value is None:
-        return
-    inside = (value >= least if low[0] == "[" else value > least) and (
-        value <= most if high[-1] == "]" else value < most
-    )
-    if not inside:
-        raise SettingError(name, f"{name} must {words}, got {value}")
-
-
-def check_interval(name: str, value: Any, most: float = math.inf) -> None:
-    if value != AUTO and (len(value) != 2 or not 0 < value[0] <= value[1] <= most):
-        limit = "" if math.isinf(most) else f" <= {most:g}"
-        raise SettingError(name, f"{name} must be two numbers, 0 < low <= high{limit}, got {value}")
+def check(part: Any, where: str) -> None:
+    """Every field has a value of its type and within its limits; whole numbers become floats where those are meant."""
+    for name, (hint, nullable, about) in fields(part.__class__).items():
+        key, value = f"{where}{name}", getattr(part, name)
+        if dataclasses.is_dataclass(hint) or (value is None and nullable) or (about.get(AUTO) and value == AUTO):
+            continue
+        if not _is(value, hint):
+            came = shown(value) if value is None or isinstance(value, bool) else repr(value)
+            raise SettingError(key, f"{key} must be {kind_in_words(hint, nullable, about)}, got {came}")
+        setattr(part, name, value := _as(value, hint))
+        limit = about.get("limit")
+        if limit and isinstance(limit[0], str):
+            if value not in limit:
+                near = did_you_mean(value, limit).removesuffix(".")
+                raise SettingError(key, f"{key} must be one of {', '.join(limit)}, got {value!r}{near}")
+        elif limit and not limit[0](value):
+            raise SettingError(key, f"{key} must {limit[1]}, got {value}")
 
 
 def shown(value: Any) -> str:
     """A value as it would be typed."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return f"[{','.join(shown(item) for item in value)}]"
-    return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -119,24 +103,17 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return inner, True
 
 
-def _fitting(name: str, value: Any, kind: tuple[Any, bool, bool]) -> Any:
-    hint, nullable, auto = kind
-    if (value is None and nullable) or (auto and value == AUTO):
-        return value
-    if get_origin(hint) is list and isinstance(value, (list, tuple)):
-        (inner,) = get_args(hint)
-        if all(_is(item, inner) for item in value):
-            return [inner(item) for item in value]
-    elif get_origin(hint) is dict:
-        if isinstance(value, Mapping):
-            return {str(key): item for key, item in value.items()}
-    elif _is(value, hint):
-        return hint(value)
-    came = shown(value) if value is None or isinstance(value, bool) else repr(value)
-    raise SettingError(name, f"{name} must be {in_words(kind)}, got {came}")
-
-
-def _is(value: Any, hint: type) -> bool:
+def _is(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is list:
+        return isinstance(value, (list, tuple)) and all(_is(item, get_args(hint)[0]) for item in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, Mapping)
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _as(value: Any, hint: Any) -> Any:
+    return (
+        [get_args(hint)[0](item) for item in value] if get_origin(hint) is list else (get_origin(hint) or hint)(value)
+    )

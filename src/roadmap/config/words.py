@@ -13,10 +13,9 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from roadmap.config.meaning import settings
-from roadmap.config.options import GROUPS, options
+from roadmap.config.options import GROUPS, options, settings
 from roadmap.config.settings import SettingError
-from roadmap.names import did_you_mean, nearest
+from roadmap.names import did_you_mean, did_you_mean_setting, nearest
 
 TEST_SETS = "data.test_sets"
 HELP = "`roadmap train --help` lists every setting"
@@ -70,14 +69,7 @@ def _check_change(override: Override) -> None:
 def refusal(
     error: Exception, texts: Sequence[str], config: Callable[[Sequence[str]], DictConfig], folder: Path | None
 ) -> SettingError:
-    """Why Hydra could not compose, in words.
-
-    Args:
-        error: what it raised.
-        texts: the overrides.
-        config: composes again.
-        folder: with options of one's own.
-    """
+    """Why Hydra could not compose these overrides, in words; `config` composes others."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.partition("/")
         if group in GROUPS:
@@ -99,7 +91,7 @@ def unknown(key: str, loss: Mapping[str, Any]) -> SettingError:
     """A setting that there is not, with the nearest."""
     part, _, name = key.partition(".")
     of_loss = [f"loss.{option}" for option in loss if option != "name"]
-    near = _near(key, of_loss if part == "loss" and loss else list(dict.fromkeys([*settings(), *of_loss, *GROUPS])))
+    near = did_you_mean_setting(key, of_loss if part == "loss" and loss else [*settings(), *of_loss, *GROUPS])
     inside = [s.partition(".")[2] for s in [*settings(), *of_loss] if s.startswith(f"{part}.")]
     if part == "loss" and loss:
         where = f" of loss={loss['name']}"
@@ -119,15 +111,6 @@ def unknown_option(group: str, option: str, known: Iterable[str]) -> SettingErro
         return SettingError(group, f"unknown recipe {option!r}; {said}")
     near = did_you_mean(option, known)
     return SettingError(group, f"unknown {group} {option!r}{near} Options: {', '.join(known)}")
-
-
-def _near(key: str, known: Sequence[str]) -> str:
-    """The nearest known name: by its last part if that is unique, else by spelling."""
-    tails = {name.rpartition(".")[2]: name for name in reversed(known)}
-    tail = key.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == tail]
-    found = same[0] if len(same) == 1 else nearest(key, known) or tails.get(nearest(tail, tails, 0.75) or "")
-    return f", did you mean {found!r}?" if found else "."
 
 
 def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterable[str]:

@@ -51,7 +51,7 @@ class Report:
     @property
     def wrong_counts(self) -> tuple[str, ...]:
         return tuple(
-            f"{split}: {_said(self.counts.get(split, (0, 0)))}, published {_said(expected)}"
+            f"{split}: {_words(self.counts.get(split, (0, 0)))}, published {_words(expected)}"
             for split, expected in self.published.items()
             if self.counts.get(split, (0, 0)) != expected
         )
@@ -62,23 +62,23 @@ class Report:
 
     def lines(self) -> list[str]:
         """The report in words, the verdict last."""
-        said = [f"{self.name}: {split}: {_said(count)}" for split, count in self.counts.items()]
+        said = [f"{self.name}: {split}: {_words(count)}" for split, count in self.counts.items()]
         said += [f"note: {note}" for note in self.notes]
         said += [f"WRONG COUNT {wrong}" for wrong in self.wrong_counts]
-        said += _listed("MISSING", list(self.missing))
-        said += _listed("UNREADABLE", [f"{path}: {reason}" for path, reason in self.unreadable.items()])
+        said += _bullets("MISSING", list(self.missing))
+        said += _bullets("UNREADABLE", [f"{path}: {reason}" for path, reason in self.unreadable.items()])
         for split, names in self.singletons.items():
-            said += _listed(f"single picture in {split}:", list(names))
-        said += _listed("same picture in train and test:", [f"{a} = {b}" for a, b in self.leaks])
+            said += _bullets(f"single picture in {split}:", list(names))
+        said += _bullets("same picture in train and test:", [f"{a} = {b}" for a, b in self.leaks])
         how = "every file decoded" if self.decoded else "files not decoded"
         return [*said, f"{self.name} is {'usable' if self.usable else 'NOT USABLE'} ({how})"]
 
 
-def _said(count: tuple[int, int]) -> str:
+def _words(count: tuple[int, int]) -> str:
     return f"{count[0]:,} pictures" + (f", {count[1]:,} classes" if count[1] else "")
 
 
-def _listed(title: str, items: list[str]) -> list[str]:
+def _bullets(title: str, items: list[str]) -> list[str]:
     rest = [f"{title} ... and {len(items) - _SHOWN:,} more"] if len(items) > _SHOWN else []
     return [f"{title} {item}" for item in items[:_SHOWN]] + rest
 

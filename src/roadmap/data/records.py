@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,9 @@ class Records:
                 raise ValueError(
                     f"{field} must lie in 0..{len(names) - 1} (or {UNLABELLED}), got {ids.min()}..{ids.max()}"
                 )
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"two {field} are called {twice[0]!r}; a name stands for one of them")
         if self.splits is not None and (unknown := set(self.splits.tolist()) - set(SPLITS)):
             raise ValueError(f"unknown splits {sorted(unknown)}; allowed are {', '.join(SPLITS)}")
 

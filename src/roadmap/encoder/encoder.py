@@ -26,14 +26,14 @@ from roadmap.runs import Run
 BATCH = 256  # pictures that go through a model at once, where no run says otherwise
 LEAST_BATCH = 64  # a run that trains on small batches is evaluated in larger ones
 # What of a model's settings decides the vectors of pictures, beside its weights.
-DECIDING = ("name", "pooling", "layer_norm", "dim")
+DECIDING = ("name", "pooling", "layer_norm", "dim", "stride_first")
 
 Pictures: TypeAlias = Records | Sequence[str | Path] | Sequence[Image.Image]
 
 
 def centre_crop(data: DataSettings, model: Retriever) -> CentreCrop:
     """How the pictures of a run are cut when they are not trained on."""
-    return CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std, squeeze=data.squeeze)
+    return CentreCrop(data.image, max(data.image, data.resize), model.mean, model.std, squeeze=data.squeeze != "no")
 
 
 @dataclass(eq=False)

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from roadmap.data import UNLABELLED, Batch, Batches, CentreCrop, picture_key
 from roadmap.data.batches.resampling import cpu_crop, write_network_input
-from roadmap.data.pictures.images import rgb, shrunk
+from roadmap.data.pictures.images import thumbnail, upright_rgb
 from roadmap.embeddings import Embeddings
 from roadmap.progress import bar
 
@@ -88,6 +88,6 @@ def image_batches(
 
 def _centre(image: Image.Image, crop: CentreCrop, side: int) -> Tensor:
     """(3, S, S) uint8."""
-    pixels = np.asarray(shrunk(rgb("the given picture", ImageOps.exif_transpose(image)), side))
+    pixels = np.asarray(thumbnail(upright_rgb(image), side))
     windows = crop.windows(np.asarray([pixels.shape[0]]), np.asarray([pixels.shape[1]]))
     return cpu_crop(pixels, windows, 0, crop.size).contiguous()

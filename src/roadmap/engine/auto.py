@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from roadmap.config.settings import Settings
 from roadmap.config.settings_checks import AUTO
 from roadmap.data import Records
 from roadmap.data.datasets.sources import GLYPH_SIZE
+from roadmap.data.pictures.images import PictureError, picture_size
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
 from roadmap.engine.splits import MANY_CLASSES, held_out_classes
@@ -27,6 +27,7 @@ CHOSEN = {
     "select": ("by",),
     "": ("epochs",),
 }
+WARNING = "WARNING: "  # begins a reason that must not be overlooked
 LOOKED_AT = 64  # pictures whose size is looked at
 TINY_SIDE, SMALL_SIDE = 48, 112  # median shorter side up to which pictures count as such
 PRETRAINED = {"cuda": ("vit_small_patch14_dinov2", 224), "cpu": ("efficientnet_lite0", 160)}
@@ -147,7 +148,7 @@ def _reachable(choice: _Choice, name: str) -> bool:
         data, file = choice.settings.data, f"{name}.safetensors"
         bring = f"curl -L -o {file} {error.address}" if error.address else f"download the weights of {name} as {file}"
         choice.warnings.append(
-            "WARNING: no pretrained network can be had here, so a small one learns from scratch and will find much "
+            f"{WARNING}no pretrained network can be had here, so a small one learns from scratch and will find much "
             f"less ({error}). For a pretrained one: on a machine with network run\n    {bring}\n"
             f"bring that file here, and run\n    roadmap train data={data.name} data.root={data.root} "
             f"model.name={name} model.weights={file}"
@@ -237,9 +238,8 @@ def median_side(records: Records, name: str) -> int:
     sides = []
     for index in permutation(len(records), 0, len(records))[:LOOKED_AT]:
         try:
-            with Image.open(records.path(int(index))) as picture:
-                sides.append(min(picture.size))
-        except (OSError, UnidentifiedImageError, ValueError):
+            sides.append(min(picture_size(records.path(int(index)))))
+        except PictureError:
             continue
     if not sides:
         raise ValueError(

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from roadmap.config.settings import Settings
 from roadmap.data import Records
+from roadmap.engine.auto import WARNING
 from roadmap.engine.results import Results, choice_words, remarks, result_tables, shown_metrics, start_word
 from roadmap.engine.splits import Splits
 from roadmap.progress import Bar, bar
@@ -48,6 +49,8 @@ class Display:
     ) -> None:
         data, weights = settings.data, sum(p.numel() for p in model.parameters()) / 1e6
         say = self.console.print
+        for warning in (reason for reason in reasons if reason.startswith(WARNING)):
+            say(f"{warning}\n")
         say(f"run        {folder}")
         say(f"pictures   {data.name}: train {_count(splits.train)}", end="")
         say("" if splits.val is None else f", validation {_count(splits.val)}", end="")
@@ -61,7 +64,7 @@ class Display:
         say(f"training   {epochs}, {batch}, {rates}, seed {settings.seed}")
         say(f"device     {fabric.device}, precision {fabric.strategy.precision.precision}")
         say(f"best epoch {choice_words(settings, splits)}")
-        for note in (*splits.notes, *reasons):
+        for note in (*splits.notes, *(reason for reason in reasons if not reason.startswith(WARNING))):
             say(f"  - {note}")
 
     def before(self, settings: Settings, metrics: Mapping[str, Mapping[str, float]]) -> None:

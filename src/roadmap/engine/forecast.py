@@ -10,7 +10,7 @@ import torch
 
 from roadmap.config.settings import Settings
 from roadmap.data import Records, fresh_pack
-from roadmap.engine.auto import resolve
+from roadmap.engine.auto import WARNING, median_side, resolve
 from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
@@ -51,11 +51,12 @@ class Plan:
         data, model, optim = self.settings.data, self.settings.model, self.settings.optim
         batch = f"batches of {data.batch_size}, {data.per_class} of a class"
         return [
+            *(f"{reason}\n" for reason in self.reasons if reason.startswith(WARNING)),
             f"pictures   {data.name}: {', '.join(f'{name} {count}' for name, count in self.pictures.items())}",
             f"model      {model.name}, weights {model.weights}, pictures of {data.image} pixels",
             f"training   {_count(self.settings.epochs, 'epoch')}, {_count(self.steps, 'step')}, {batch}, "
             f"{optim.name} at {optim.lr:g}",
-            *(f"  - {reason}" for reason in self.reasons),
+            *(f"  - {reason}" for reason in self.reasons if not reason.startswith(WARNING)),
             f"time       about {_duration(self.seconds)} (an estimate: {self.rate:,.0f} pictures a second, tried on a "
             "batch here; reading pictures and evaluations are not counted)",
             f"disk       about {_size(self.disk)} (an estimate)",
@@ -74,9 +75,10 @@ def plan(settings: Settings) -> Plan:
     named = {"train": splits.train, "validation": splits.val, **{f"test {test.name}": test for test in splits.tests}}
     pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
     disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
-    for part in {id(part): part for part in (records, *splits.tests)}.values():
+    for part in {(part.name, part.root): part for part in (records, *splits.tests)}.values():
         if settings.data.pack != "no" and fresh_pack(part, settings.data.side) is None:
-            disk += 4 * len(part) * settings.data.side**2  # at a width of 4/3 of the height
+            side = min(settings.data.side, median_side(part, part.name))  # smaller pictures are kept as they are
+            disk += 4 * len(part) * side**2  # at a width of 4/3 of the height
     steps = settings.epochs * sampler.batches
     return Plan(settings, [*reasons, *drawn], pictures, steps, disk, _rate(model, settings))
 

@@ -50,7 +50,7 @@ class Pictures:
         low, high = data.scale
         narrow, wide = data.ratio
         self.random = RandomCrop(
-            data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std, squeeze=data.squeeze
+            data.image, (low, high), (narrow, wide), data.flip, model.mean, model.std, squeeze=data.squeeze == "all"
         )
         self.centre = centre_crop(data, model)
         self.skipped: dict[str, str] = {}

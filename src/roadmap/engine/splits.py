@@ -39,8 +39,11 @@ class Splits:
 
 
 def records_of(data: DataSettings) -> Records:
-    """The dataset, read from where it lies."""
-    return dataset(data.name, data.root)
+    """The dataset, read from where it lies; its validation pictures train too where that is asked for."""
+    records = dataset(data.name, data.root)
+    if data.train_on_val and records.splits is not None:
+        records = dataclasses.replace(records, splits=np.where(records.splits == "val", "train", records.splits))
+    return records
 
 
 def division_of(records: Records) -> tuple[Records, list[str]]:

@@ -45,13 +45,13 @@ def pair_scores(queries: Tensor, gallery: Tensor, columns: Tensor) -> Tensor:
     tile = queries.new_empty(height, width)
     with full_float32():
         for top in range(0, len(queries), height):
-            block, wanted = _filled(queries[top : top + height], height), columns[top : top + height]
+            block, wanted = _full_tile(queries[top : top + height], height), columns[top : top + height]
             asked = wanted >= 0
             items, place = torch.unique(wanted[asked], return_inverse=True)
             rows = asked.nonzero()[:, 0]
             found = queries.new_empty(len(rows))
             for left in range(0, len(items), width):
-                product(block, _filled(gallery[items[left : left + width]], width), tile)
+                product(block, _full_tile(gallery[items[left : left + width]], width), tile)
                 here = (place >= left) & (place < left + width)
                 found[here] = tile[rows[here], place[here] - left]
             out[top : top + height][asked] = found
@@ -78,7 +78,7 @@ def _counts_among(queries: Tensor, gallery: Tensor, items: Tensor, thresholds: T
     """Counts over the given gallery items."""
     out = torch.zeros(thresholds.shape, dtype=torch.int32, device=queries.device)
     height, width = _tile(queries.device)
-    count = _counted_by_sorting if thresholds.shape[1] >= SORTED_FROM else _counted_by_comparing
+    count = _counts_by_sorting if thresholds.shape[1] >= SORTED_FROM else _counts_by_comparing
     product = _product(queries)
     whole = len(items) == len(gallery)  # then tiles are slices, and nothing is gathered
     tile = queries.new_empty(height, width)
@@ -86,13 +86,13 @@ def _counts_among(queries: Tensor, gallery: Tensor, items: Tensor, thresholds: T
     def tiles(block: Tensor) -> Iterator[Tensor]:
         for left in range(0, len(items), width):
             here = slice(left, left + width)
-            product(block, _filled(gallery[here] if whole else gallery[items[here]], width), tile)
+            product(block, _full_tile(gallery[here] if whole else gallery[items[here]], width), tile)
             tile[:, len(items) - left :] = -torch.inf  # what fills the last tile outscores nothing
             yield tile
 
     for top in range(0, len(queries), height):
         rows = min(height, len(queries) - top)
-        some = (tile[:rows] for tile in tiles(_filled(queries[top : top + height], height)))
+        some = (tile[:rows] for tile in tiles(_full_tile(queries[top : top + height], height)))
         out[top : top + rows] = count(some, thresholds[top : top + rows])
         advance(rows)
     return out
@@ -108,9 +108,9 @@ def _counts_among_themselves(queries: Tensor, thresholds: Tensor, advance: Advan
     bars[:number] = thresholds
     total = torch.zeros(bars.shape, dtype=torch.int32, device=bars.device)
     for top in range(0, number, height):
-        block = _filled(queries[top : top + height], height)
+        block = _full_tile(queries[top : top + height], height)
         for left in range(top // width * width, number, width):
-            product(block, _filled(queries[left : left + width], width), tile)
+            product(block, _full_tile(queries[left : left + width], width), tile)
             tile[:, number - left :] = -torch.inf
             total[top : top + height] += _hits(tile, bars[top : top + height], room)
             # Not in the diagonal block of `width`, whose rows meet all its columns themselves. Rows here are full: what
@@ -121,7 +121,7 @@ def _counts_among_themselves(queries: Tensor, thresholds: Tensor, advance: Advan
     return total[:number]
 
 
-def _counted_by_comparing(tiles: Iterator[Tensor], thresholds: Tensor) -> Tensor:
+def _counts_by_comparing(tiles: Iterator[Tensor], thresholds: Tensor) -> Tensor:
     """Counts for few thresholds: compare with each."""
     total = torch.zeros(thresholds.shape, dtype=torch.int32, device=thresholds.device)
     room = _room(thresholds)
@@ -164,7 +164,7 @@ def _room(vectors: Tensor) -> Tensor:
     return vectors.new_empty(max(height * width, HITS_BYTES // vectors.element_size()))
 
 
-def _counted_by_sorting(tiles: Iterator[Tensor], thresholds: Tensor) -> Tensor:
+def _counts_by_sorting(tiles: Iterator[Tensor], thresholds: Tensor) -> Tensor:
     """Counts for many thresholds: a histogram over the gaps between them, then its sums from above."""
     rows, limit = thresholds.shape
     ascending, order = thresholds.sort(dim=1)
@@ -182,7 +182,7 @@ def _tile(device: torch.device) -> tuple[int, int]:
     return CPU_TILE if device.type == "cpu" else GPU_TILE
 
 
-def _filled(rows: Tensor, height: int) -> Tensor:
+def _full_tile(rows: Tensor, height: int) -> Tensor:
     """`rows` with zero rows below, up to `height`."""
     if len(rows) == height:
         return rows.contiguous()
@@ -240,5 +240,5 @@ def symmetric(device: torch.device, dtype: torch.dtype, dim: int, threads: int) 
     straight, turned = queries.new_empty(2, height, width)
     with full_float32():
         _blas(queries, gallery, straight)
-        _blas(gallery[:height].contiguous(), _filled(queries, width), turned)
+        _blas(gallery[:height].contiguous(), _full_tile(queries, width), turned)
     return torch.equal(straight[:, :height], turned[:, :height].T)

@@ -7,9 +7,9 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
-from roadmap.losses.calibration import Calibration, calibration
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
+from roadmap.losses.thresholds import Calibration, calibration
 from roadmap.metrics.counted import average_precision
 
 __all__ = [

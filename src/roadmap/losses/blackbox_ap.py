@@ -137,7 +137,8 @@ class BlackBoxAP(nn.Module):
         indices_tuple: Sequence[Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
         positives = c.positives(include_self=self.include_self)
         return c.loss_or_nan(blackboxap(c.scores, positives, c.negatives, self.lam, self.margin, self.perturbation))

@@ -10,9 +10,9 @@ from torch import nn
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP
 from roadmap.losses.blackbox_ap import BlackBoxAP
-from roadmap.losses.calibration import Calibration
 from roadmap.losses.rank_ap import SmoothAP, SupAP
 from roadmap.losses.roadmap import ROADMAP
+from roadmap.losses.thresholds import Calibration
 from roadmap.names import did_you_mean
 
 OWN: dict[str, Callable[..., nn.Module]] = {

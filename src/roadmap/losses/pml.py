@@ -21,7 +21,7 @@ try:
     from pytorch_metric_learning import distances, losses, miners
 except ImportError as missing:
     raise ImportError(
-        "roadmap.losses.pml needs pytorch-metric-learning; install it with `pip install roadmap[pml]`"
+        "roadmap.losses.pml needs pytorch-metric-learning; install it with `pip install roadmap-retrieval[pml]`"
     ) from missing
 
 __all__ = ["RECIPES", "MetricLearning", "PMLLoss"]

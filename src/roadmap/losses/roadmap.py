@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from roadmap.kernels import LossRule
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import Average, check_number
-from roadmap.losses.calibration import Calibration
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.terms import Terms
+from roadmap.losses.thresholds import Calibration
 
 
 class ROADMAP(nn.Module):

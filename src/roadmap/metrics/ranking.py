@@ -101,7 +101,7 @@ def retrieval_metrics(
     """
     check_ties(ties)
     ks = _whole_numbers(ks)
-    q, g, wanted = _ranked(queries, query_labels, gallery, gallery_labels, query_index, ignore)
+    q, g, wanted = _vectors_and_relevance(queries, query_labels, gallery, gallery_labels, query_index, ignore)
     names = [*(f"R@{k}" for k in ks), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
     values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
     with _bar(int((wanted.positives > 0).sum()), progress) as advance:
@@ -114,7 +114,7 @@ def retrieval_metrics(
     return (summary, {name: value.cpu() for name, value in values.items()}) if per_query else summary
 
 
-def _ranked(
+def _vectors_and_relevance(
     queries: Vectors,
     query_labels: Labels,
     gallery: Vectors | None,

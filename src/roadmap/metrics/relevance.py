@@ -24,7 +24,7 @@ class Exclusions:
     items: Tensor  # (X,) int64 gallery indices, query after query
     offsets: Tensor  # (M + 1,) int64: those of query i are items[offsets[i] : offsets[i + 1]]
 
-    def padded(self, queries: Tensor) -> Tensor:
+    def table(self, queries: Tensor) -> Tensor:
         """(n, E) items of the given queries, filled up with -1."""
         start, count = self.offsets[queries], self.offsets[queries + 1] - self.offsets[queries]
         longest = int(count.max()) if len(count) else 0
@@ -50,7 +50,7 @@ class Relevance:
         place = torch.arange(int(size.max()), device=start.device)
         inside = place < size
         columns = torch.where(inside, self.order[torch.where(inside, start + place, 0)], -1)
-        excluded = self.excluded.padded(queries)
+        excluded = self.excluded.table(queries)
         at = self.place[excluded.clamp(min=0)] - start
         row, column = ((excluded >= 0) & (at >= 0) & (at < size)).nonzero(as_tuple=True)
         columns[row, at[row, column]] = -1

@@ -65,15 +65,20 @@ def load_ground_truth(path: str | Path) -> GroundTruth:
     content = plain_content(path)
     if not isinstance(content, dict) or "gnd" not in content:
         raise ValueError(f"{path} holds no ground truth: expected a dict with 'gnd', 'imlist' and 'qimlist'")
-    per_query = content["gnd"]
+    per_query, images, queries = (content.get(part, []) for part in ("gnd", "imlist", "qimlist"))
+    if not all(isinstance(part, (list, tuple, np.ndarray)) for part in (per_query, images, queries)):
+        raise ValueError(f"{path} holds no ground truth: 'gnd', 'imlist' and 'qimlist' must be lists")
     for i, entry in enumerate(per_query):
-        missing = [name for name in LABELS if name not in entry]
+        missing = [name for name in LABELS if not isinstance(entry, dict) or name not in entry]
         if missing:
             raise ValueError(f"{path}: query {i} has no {', '.join(missing)} list")
-    easy, hard, junk = (tuple(np.asarray(entry[name], np.int64).reshape(-1) for entry in per_query) for name in LABELS)
-    return GroundTruth(
-        easy, hard, junk, tuple(map(str, content.get("imlist", ()))), tuple(map(str, content.get("qimlist", ())))
-    )
+    try:
+        easy, hard, junk = (
+            tuple(np.asarray(entry[name], np.int64).reshape(-1) for entry in per_query) for name in LABELS
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no ground truth: easy, hard and junk are lists of numbers ({error})") from error
+    return GroundTruth(easy, hard, junk, tuple(map(str, images)), tuple(map(str, queries)))
 
 
 def trapezoidal_average_precision(ranks: ArrayLike) -> float:
@@ -156,7 +161,7 @@ def revisited_metrics_of_vectors(
 
     def ranks(setting: str) -> list[Indices]:
         split = [truth.split(setting, i) for i in range(len(q))]
-        columns, excluded = (_padded([pair[part] for pair in split], q.device) for part in (0, 1))
+        columns, excluded = (_index_table([pair[part] for pair in split], q.device) for part in (0, 1))
         counts = positive_counts_of(q, g, columns, excluded)
         rank = torch.arange(counts.valid.shape[1], device=q.device) + counts.negatives_at_least
         return [row[valid].cpu().numpy() for row, valid in zip(rank, counts.valid, strict=True)]
@@ -190,7 +195,7 @@ def _check_size(truth: GroundTruth, database: int) -> None:
         raise ValueError(f"the ground truth is for {expected} database images, got {database}")
 
 
-def _padded(lists: Sequence[Indices], device: torch.device) -> Tensor:
+def _index_table(lists: Sequence[Indices], device: torch.device) -> Tensor:
     """(Q, most) with -1 after the end of each list."""
     table = torch.full((len(lists), max(map(len, lists))), -1, dtype=torch.int64)
     for row, items in zip(table, lists, strict=True):

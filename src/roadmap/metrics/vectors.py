@@ -23,7 +23,7 @@ def unit_vectors(vectors: Vectors, name: str) -> Tensor:
         ValueError: not (N, D), or a row that has no direction (zero, NaN, infinite); says which row.
     """
     given = _checked_vectors(vectors, name)
-    return _normalised(given, name, torch.float64 if given.dtype == torch.float64 else torch.float32)
+    return _unit_rows(given, name, torch.float64 if given.dtype == torch.float64 else torch.float32)
 
 
 def unit_queries_and_gallery(queries: Vectors, gallery: Vectors, name: str = "gallery") -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def unit_queries_and_gallery(queries: Vectors, gallery: Vectors, name: str = "ga
     if q.device != g.device:
         raise ValueError(f"queries are on {q.device} and the {name} on {g.device}; move them to one device")
     dtype = torch.float64 if torch.float64 in (q.dtype, g.dtype) else torch.float32
-    return _normalised(q, "queries", dtype), _normalised(g, name, dtype)
+    return _unit_rows(q, "queries", dtype), _unit_rows(g, name, dtype)
 
 
 def _checked_vectors(vectors: Vectors, name: str) -> Tensor:
@@ -50,7 +50,7 @@ def _checked_vectors(vectors: Vectors, name: str) -> Tensor:
     return given.detach()
 
 
-def _normalised(given: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+def _unit_rows(given: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     unit = torch.empty(given.shape, dtype=dtype, device=given.device)
     height = max(1, (AT_ONCE if given.device.type == "cpu" else 8 * AT_ONCE) // given.shape[1])
     for top in range(0, len(given), height):

@@ -23,7 +23,9 @@ def timm_library() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise ImportError(f"every backbone but {SMALL_CNN} comes from timm: pip install 'roadmap[train]'") from error
+        raise ImportError(
+            f"every backbone but {SMALL_CNN} comes from timm: pip install 'roadmap-retrieval[train]'"
+        ) from error
     return timm
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,21 @@ def table(folders: Iterable[str | Path]) -> list[dict[str, Any]]:
                 row[column] = summary.get("after", {}).get(test, {}).get(metric)
         rows.append(row | {name: summary.get(name) for name in ("best epoch", "training seconds")})
     return rows
+
+
+def table_text(folder: Path) -> str:
+    """What came of the runs in a folder, a line each; they are named by what differs between them."""
+    rows = table(path.parent for path in sorted(folder.glob("*/config.yaml")))
+    columns = [name for name in (rows[0] if rows else []) if re.search("^run$|R@|mAP|best epoch", name)]
+    cells = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -52,7 +52,7 @@ def _mat(path: Path) -> dict[str, Any]:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise ImportError(f"reading {path} needs scipy: pip install 'roadmap[data]'") from error
+        raise ImportError(f"reading {path} needs scipy: pip install 'roadmap-retrieval[data]'") from error
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     mat: dict[str, Any] = loadmat(str(path), squeeze_me=True, struct_as_record=False)

@@ -47,16 +47,16 @@ def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
     if size < 16:
         raise ValueError(f"glyphs of {size} pixels cannot be told apart; the size must be at least 16")
     folder = Path(root) if root is not None else cache_folder() / f"glyphs-{size}"
-    if (kept := _kept(folder, size)) is not None:
+    if (kept := _earlier_records(folder, size)) is not None:
         return kept
     drawn = list(_distinct(size))
     records = _records(folder, drawn)
-    pack_of((_coloured(pixels) for _, _, pixels in drawn), records, size, folder)
+    pack_of((_colours(pixels) for _, _, pixels in drawn), records, size, folder)
     records.save(folder / RECORDS)
     return records
 
 
-def _kept(folder: Path, size: int) -> Records | None:
+def _earlier_records(folder: Path, size: int) -> Records | None:
     """What was drawn before. None where nothing was, or not all of it: a full disk, a kill, another size."""
     try:
         pack, records = Pack.open(folder), Records.load(folder / RECORDS)
@@ -121,7 +121,7 @@ def _distinct(size: int) -> Iterator[tuple[int, str, Pixels]]:
             continue
         pictures: dict[bytes, tuple[str, Pixels]] = {}
         for face in having:
-            ink = _drawn(chr(code), faces[face], size)
+            ink = _ink(chr(code), faces[face], size)
             if ink is not None:
                 pictures.setdefault(ink.tobytes(), (face, ink))
         # a look-alike of an earlier character in any face would make its label a coin toss
@@ -130,7 +130,7 @@ def _distinct(size: int) -> Iterator[tuple[int, str, Pixels]]:
             yield from ((code, face, ink) for face, ink in pictures.values())
 
 
-def _drawn(character: str, font: ImageFont.FreeTypeFont, size: int) -> Pixels | None:
+def _ink(character: str, font: ImageFont.FreeTypeFont, size: int) -> Pixels | None:
     """(size, size) ink, 255 where there is most; None if it is blank or does not fit."""
     anchor = (size / 2, round(size * 0.72))
     left, top, right, bottom = font.getbbox(character, anchor="ms")
@@ -143,7 +143,7 @@ def _drawn(character: str, font: ImageFont.FreeTypeFont, size: int) -> Pixels | 
     return ink if ink.any() else None
 
 
-def _coloured(ink: Pixels) -> Pixels:
+def _colours(ink: Pixels) -> Pixels:
     return np.repeat(255 - ink[:, :, None], 3, axis=2)
 
 
@@ -151,7 +151,7 @@ def _face_file(face: str) -> Path:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("glyphs are drawn with matplotlib's fonts: pip install 'roadmap[data]'") from error
+        raise ImportError("glyphs are drawn with matplotlib's fonts: pip install 'roadmap-retrieval[data]'") from error
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
 
 

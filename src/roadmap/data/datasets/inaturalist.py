@@ -26,10 +26,10 @@ def inaturalist_records(root: Path) -> Records:
     folder = home("inaturalist", root, LISTS.format(split="train"), in_root, "train2018.json")
     lists = LISTS if (folder / LISTS.format(split="train")).is_file() else LISTS.rsplit("/")[-1]
     if (folder / lists.format(split="train")).is_file():
-        listed = {s: _listed(folder / lists.format(split=s)) for s in ("train", "test")}
+        listed = {s: _list_paths(folder / lists.format(split=s)) for s in ("train", "test")}
         splits = np.repeat(list(listed), [len(paths) for paths in listed.values()])
         return _records(folder, [path for paths in listed.values() for path in paths], splits)
-    whole = _records(folder, _annotated(folder), None)
+    whole = _records(folder, _annotation_paths(folder), None)
     note = (
         f"{folder} has no {LISTS.format(split='train')}: the classes are split 70/30 by a fixed draw instead of "
         "SmoothAP's, so results are not comparable with published ones"
@@ -39,7 +39,7 @@ def inaturalist_records(root: Path) -> Records:
     return _records(folder, list(split.paths), split.splits, (note,))
 
 
-def _listed(path: Path) -> list[str]:
+def _list_paths(path: Path) -> list[str]:
     pictures = []
     for (line,) in rows(path, 1):
         parts = PurePosixPath(line).parts
@@ -49,7 +49,7 @@ def _listed(path: Path) -> list[str]:
     return pictures
 
 
-def _annotated(folder: Path) -> list[str]:
+def _annotation_paths(folder: Path) -> list[str]:
     pictures: list[str] = []
     for name in ("train2018.json", "val2018.json"):
         if not (folder / name).is_file():

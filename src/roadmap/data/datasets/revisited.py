@@ -15,18 +15,18 @@ RELEVANCE = ("easy", "hard", "junk")
 
 def roxford5k_records(root: Path) -> Records:
     """Records of ROxford5k."""
-    return _revisited("roxford5k", root)
+    return _landmark_records("roxford5k", root)
 
 
 def rparis6k_records(root: Path) -> Records:
     """Records of RParis6k."""
-    return _revisited("rparis6k", root)
+    return _landmark_records("rparis6k", root)
 
 
-def _revisited(name: str, root: Path) -> Records:
+def _landmark_records(name: str, root: Path) -> Records:
     file = f"gnd_{name}.pkl"
     folder = home(name, root, file)
-    queries, gallery, truth, boxed = _published(folder / file)
+    queries, gallery, truth, boxed = _ground_truth(folder / file)
     landmarks, class_names = numbers_of([query.rsplit("_", 1)[0] for query in queries])
     boxes = np.full((len(queries) + len(gallery), 4), np.nan)
     boxes[: len(queries)] = boxed
@@ -43,7 +43,7 @@ def _revisited(name: str, root: Path) -> Records:
     )
 
 
-def _published(file: Path) -> tuple[list[str], list[str], tuple[dict[str, Ints], ...], Floats]:
+def _ground_truth(file: Path) -> tuple[list[str], list[str], tuple[dict[str, Ints], ...], Floats]:
     """Names of queries and gallery, relevance and box of every query; a file of another shape is refused."""
     content = plain_content(file)
     try:

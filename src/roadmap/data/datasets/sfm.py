@@ -21,7 +21,7 @@ def sfm120k_records(root: Path) -> Records:
     ids: list[str] = []
     models: list[str] = []
     splits: list[str] = []
-    for split, (cids, clusters) in _published(folder / LISTS).items():
+    for split, (cids, clusters) in _lists(folder / LISTS).items():
         ids += cids
         models += [f"{split}/{cluster}" for cluster in clusters]  # models are never shared by the two splits
         splits += [split] * len(cids)
@@ -36,7 +36,7 @@ def picture_path(cid: str) -> str:
     return f"ims/{cid[-2:]}/{cid[-4:-2]}/{cid[-6:-4]}/{cid}"
 
 
-def _published(file: Path) -> dict[str, tuple[list[str], list[int]]]:
+def _lists(file: Path) -> dict[str, tuple[list[str], list[int]]]:
     """Split -> ids of its pictures, and the 3D model of each; a file of another shape is refused."""
     content = plain_content(file)
     if not isinstance(content, dict) or not {"train", "val"} <= set(content):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roadmap.data.pictures.packs import picture_key
 from roadmap.data.records import SPLITS, Floats, Records, numbers_of, split_named
 from roadmap.names import did_you_mean
 
@@ -41,8 +42,7 @@ def table_records(path: Path) -> Records:
         categories, category_names = numbers_of(_texts(path, columns, "category"))
     boxes = _boxes(path, columns)
     splits = _splits(path, columns) if "split" in columns else None
-    _check_once(path, paths, boxes, splits)
-    return Records(
+    records = Records(
         path.stem,
         path.parent,
         tuple(paths),
@@ -54,6 +54,8 @@ def table_records(path: Path) -> Records:
         crop=boxes is not None,
         splits=splits,
     )
+    _check_once(path, records)
+    return records
 
 
 def _texts(path: Path, columns: Columns, name: str) -> list[str]:
@@ -83,14 +85,14 @@ def _splits(path: Path, columns: Columns) -> NDArray[np.str_]:
     return np.asarray(named, dtype=np.str_)
 
 
-def _check_once(path: Path, paths: list[str], boxes: Floats | None, splits: NDArray[np.str_] | None) -> None:
+def _check_once(path: Path, records: Records) -> None:
     """A picture that is listed twice would find itself: refused, unless its boxes or its splits differ."""
-    seen: dict[tuple[str, str, str], int] = {}
-    for row, picture in enumerate(paths, start=1):
-        box = "" if boxes is None else str(boxes[row - 1].tolist())
-        key = (picture, box, "" if splits is None else str(splits[row - 1]))
-        if (first := seen.setdefault(key, row)) != row:
-            raise ValueError(f"{path}: rows {first} and {row} both name {picture}; list each picture once")
+    seen: dict[tuple[str, str], int] = {}
+    splits = [""] * len(records) if records.splits is None else records.splits.tolist()
+    for row, split in enumerate(splits, start=1):
+        key = picture_key(records, row - 1)
+        if (first := seen.setdefault((key, split), row)) != row:
+            raise ValueError(f"{path}: rows {first} and {row} both name {key}; list each picture once")
 
 
 def _csv(path: Path) -> dict[str, Sequence[Any]]:
@@ -123,7 +125,7 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ImportError(f"reading {path} needs pyarrow: pip install 'roadmap[data]'") from error
+        raise ImportError(f"reading {path} needs pyarrow: pip install 'roadmap-retrieval[data]'") from error
     return {name.strip().lower(): values for name, values in parquet.read_table(path).to_pydict().items()}
 
 

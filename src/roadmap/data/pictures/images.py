@@ -25,6 +25,8 @@ MAX_PIXELS = 2**27  # 134 million: larger than any camera of these datasets, 400
 HEIF_SUFFIXES = frozenset((".heic", ".heif", ".hif"))
 HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
+GIVEN = "the given picture"  # one that has no file
+
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 File = Path | str | BinaryIO
@@ -52,7 +54,7 @@ def picture(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
 
 def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """As `picture`, but a Pillow image of mode RGB."""
-    path = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", "the given picture"))
+    path = _name(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning, and notes on odd metadata
@@ -63,12 +65,34 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
                 if ImageFile.LOAD_TRUNCATED_IMAGES:
                     raise PictureError(path, "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damage would go unseen")
                 opened.load()
-                image = rgb(path, ImageOps.exif_transpose(opened))
+                image = upright_rgb(opened, path)
     except (PictureError, MemoryError):  # the machine's memory says nothing about the picture
         raise
     except Exception as error:  # Pillow's decoders raise whatever comes to them on damaged files
         raise PictureError(path, _reason(file, error)) from error
     return image if box is None else _cut(path, image, box)
+
+
+def picture_size(file: File) -> tuple[int, int]:
+    """Width and height as stored, read from the header; nothing is decoded.
+
+    Raises:
+        PictureError: when the file is no picture.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with _open(file) as opened:
+                size: tuple[int, int] = opened.size
+                return size
+    except MemoryError:
+        raise
+    except Exception as error:  # as above
+        raise PictureError(_name(file), _reason(file, error)) from error
+
+
+def _name(file: File) -> str:
+    return str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", GIVEN))
 
 
 def _open(file: File) -> Image.Image:
@@ -122,7 +146,9 @@ def reads_heif() -> bool:
     return True
 
 
-def rgb(path: str, image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image, path: str = GIVEN) -> Image.Image:
+    """An opened picture as the rest of the program sees it; `path` names it in errors."""
+    image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
@@ -151,7 +177,7 @@ def _cut(path: str, image: Image.Image, box: Box) -> Image.Image:
     return image.crop((left, top, right, bottom))
 
 
-def shrunk(image: Image.Image, side: int) -> Image.Image:
+def thumbnail(image: Image.Image, side: int) -> Image.Image:
     """The picture with its shorter side at most `side`, aspect kept, antialiased bilinear as torchvision's.
 
     A smaller picture stays as it is: enlarging it in the pack would only cost memory, crops are resized anyway.

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from roadmap.atomic import remove_leftovers, sole_writer, sync_folder, whole_file
-from roadmap.data.pictures.images import Box, PictureError, Pixels, shrunk, upright
+from roadmap.data.pictures.images import Box, PictureError, Pixels, thumbnail, upright
 from roadmap.data.pictures.packs import (
     CHANNELS,
     FORMAT,
@@ -99,7 +99,7 @@ def pack(
 
 def small_picture(path: Path | str, box: Box | None, side: int) -> Image.Image:
     """A picture as packs hold it: decoded, upright, cut to its box, its shorter side at most `side`."""
-    return shrunk(upright(path, box), side)
+    return thumbnail(upright(path, box), side)
 
 
 def _shards(records: Records, side: int) -> Iterator[_Shard]:

@@ -53,7 +53,7 @@ def pack_folder(records: Records, side: int, cache: Path | None = None) -> Path:
 def picture_key(records: Records, index: int) -> str:
     """What names a picture in a pack: its path, and its box where it is cut to one."""
     box = records.box(index)
-    return records.paths[index] if box is None else f"{records.paths[index]}#{','.join(f'{x:g}' for x in box)}"
+    return records.paths[index] if box is None else f"{records.paths[index]}#{','.join(f'{x:.15g}' for x in box)}"
 
 
 def source_stamp(path: Path) -> tuple[int, int]:

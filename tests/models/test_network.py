@@ -210,8 +210,8 @@ def test_position_embeddings_are_made_for_the_size() -> None:
         (ModelSettings("test_vit"), 8, "such as 16$"),
         (ModelSettings("small_cnn"), 4, "small_cnn does not take pictures of 4 pixels.*set data.image=32"),
         (ModelSettings("efficientformer_l1"), 96, "efficientformer_l1 does not take pictures of 96 .*made for 224"),
-        (ModelSettings("resnet5"), 32, "one of timm's .* models, got 'resnet5'; did you mean resnet50"),
-        (ModelSettings("small_cn"), 32, "did you mean small_cnn"),
+        (ModelSettings("resnet5"), 32, "one of timm's .* models, got 'resnet5', did you mean 'resnet50'"),
+        (ModelSettings("small_cn"), 32, "did you mean 'small_cnn'"),
         (ModelSettings("test_resnet.r161"), 32, "no weights 'test_resnet.r161'.*it knows: test_resnet.r160_in1k"),
     ],
 )
@@ -242,7 +242,7 @@ def test_the_small_network_does_without_timm(monkeypatch: pytest.MonkeyPatch) ->
     assert model(pictures()).shape == (3, 4)
     assert model.layers == 5
     with pytest.raises(
-        ImportError, match=r"every backbone but small_cnn comes from timm: pip install 'roadmap\[train\]'"
+        ImportError, match=r"every backbone but small_cnn comes from timm: pip install 'roadmap-retrieval\[train\]'"
     ):
         retriever(ModelSettings("resnet50"), 32)
 
