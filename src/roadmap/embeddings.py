@@ -105,6 +105,24 @@ class Embeddings:
         return _SUFFIXES[_suffix(path)][0](path)
 
 
+def holds_vectors(path: str | Path) -> bool:
+    """Whether a file is one of vectors, and not the checkpoint of a model, which ends in .safetensors too.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return path.suffix == ".npz"
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as content:
+            return not set(NAMES["vectors"]).isdisjoint(content.keys())
+    except SafetensorError as error:
+        raise ValueError(f"{path} could not be read as .safetensors: {error}") from error
+
+
 def _load_npz(path: Path) -> Embeddings:
     try:
         content = np.load(path, allow_pickle=False)

@@ -19,13 +19,13 @@ import roadmap.encoder.encoder
 import roadmap.encoder.opening
 from roadmap.cli.app import app
 from roadmap.cli.options import OPTION_OF, advice
-from roadmap.cli.printing import readable_size
 from roadmap.config.settings import DataSettings, ModelSettings, SettingError, Settings
 from roadmap.data import Records, dataset, fresh_pack
 from roadmap.data.pictures.packing import pack_of
 from roadmap.embeddings import Embeddings
 from roadmap.engine.splits import division_of
 from roadmap.models import Retriever, retriever, save_checkpoint
+from roadmap.report.text import readable_size
 from roadmap.runs import Run
 from tests.data import layouts
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.options import Asked, about_models
+from roadmap.cli.options import Asked, about_models, say
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
@@ -38,18 +38,17 @@ def embed(
     if out.suffix not in ENDINGS:
         raise ValueError(f"--out {out} must end in {' or '.join(ENDINGS)}")
     encoder = asked.encoder(model)
-    from roadmap.cli.printing import dataset_name, print_rate, print_start, readable_size
-    from roadmap.data import pack_for
     from roadmap.evaluation import records_of_split
+    from roadmap.report.text import plan, rate, readable_size
 
     records = encoder.records(asked.data, asked.root)
-    own = dataset_name(encoder, asked.data) in OWN
+    own = (asked.data or encoder.data) in OWN
     part = records_of_split(records, asked.split or ("all" if own else "test"))
-    pack, read = pack_for(records, encoder.side, asked.pack, on_error=asked.when_damaged, make=asked.pack == "yes")
-    print_start(encoder, records, [part], read)
+    pack, read = asked.pictures(encoder, records)
+    say(plan(encoder, records, [part], read))
     began = time.monotonic()
     vectors = encoder.embed(part, pack=pack, on_error=asked.when_damaged)
-    print_rate(len(vectors), time.monotonic() - began, vectors.about["skipped"])
+    say(rate(len(vectors), time.monotonic() - began, vectors.about["skipped"]))
     out.parent.mkdir(parents=True, exist_ok=True)
     vectors.save(out)
     size = readable_size(out.stat().st_size)

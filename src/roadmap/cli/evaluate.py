@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roadmap.cli.options import Asked, about_models
+from roadmap.cli.options import Asked, about_models, say
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
-    from roadmap.data import Pack, Records
     from roadmap.evaluation import Evaluation
 
 
@@ -71,54 +70,64 @@ def evaluate(
     roadmap evaluate vit_small_patch14_dinov2 --data cub --root CUB_200_2011
     """
     numbers = None if ks is None else _numbers(ks)
-    if _holds_vectors(what, asked):
+    if _are_vectors(what, asked):
         _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")
-        _show(_of_vectors(Path(what), asked.device, gallery, numbers, ties.value, revisited, memory or "512MB"), out)
-        return
-    of_vectors = {"gallery": gallery, "revisited": revisited, "memory": memory}
-    _refuse(of_vectors, f"{what} is a model, and its dataset says what searches in what")
-    result, records, pictures = _of_model(what, asked, numbers, ties.value, page)
-    _show(result, out)
-    if page is not None:
-        _write_page(page, result, records, pictures)
-    elif not records.ground_truth:
-        typer.echo("next       add --page FILE.html to see queries and what they retrieve")
+        result = _of_vectors(
+            Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB")
+        )
+        show = None
+    else:
+        of_vectors = {"gallery": gallery, "revisited": revisited, "memory": memory}
+        _refuse(of_vectors, f"{what} is a model, and its dataset says what searches in what")
+        result, show = _of_model(what, asked, numbers, ties.value, page is not None)
+    from roadmap.report.text import metrics_table
+
+    say([metrics_table(result)])
+    if out is not None:
+        result.write_json(out)
+        say([f"wrote      {out}"])
+    if page is not None and show is not None:
+        show(page)
+        say([f"wrote      {page}: queries and what they retrieve, for a browser"])
+    elif show is not None:
+        say(["next       add --page FILE.html to see queries and what they retrieve"])
 
 
 def _of_model(
-    what: str, asked: Asked, ks: tuple[int, ...] | None, ties: Any, page: Path | None
-) -> tuple[Evaluation, Records, Pack | None]:
+    what: str, asked: Asked, ks: tuple[int, ...] | None, ties: Any, paged: bool
+) -> tuple[Evaluation, Callable[[Path], None] | None]:
+    """The evaluation, and what writes its page; landmarks have none."""
     encoder = asked.encoder(what)
-    from roadmap.cli.printing import dataset_name, print_rate, print_start
-    from roadmap.data import pack_for
     from roadmap.evaluation import evaluate as evaluation_of
     from roadmap.evaluation import recall_ks, records_to_search
+    from roadmap.report import Album, retrieval_page
+    from roadmap.report.text import plan, rate
 
-    everything, damaged = encoder.records(asked.data, asked.root), asked.when_damaged
+    everything = encoder.records(asked.data, asked.root)
     records = records_to_search(everything, asked.split)
-    if records.ground_truth and (ks is not None or page is not None):
+    if records.ground_truth and (ks is not None or paged):
         raise ValueError(f"{records.name} has easy, hard and junk answers and no classes: leave --ks and --page out")
-    pack, read = pack_for(everything, encoder.side, asked.pack, on_error=damaged, make=asked.pack == "yes")
-    print_start(encoder, records, [part for part in records.evaluation() if part is not None], read)
+    pack, read = asked.pictures(encoder, everything)
+    parts = [part for part in records.evaluation() if part is not None]
+    say(plan(encoder, records, parts, read))
     began = time.monotonic()
-    ks = recall_ks(dataset_name(encoder, asked.data)) if ks is None else ks
-    result = evaluation_of(encoder, records, ks=ks, ties=ties, pack=pack, on_error=damaged)
+    ks = recall_ks(asked.data or encoder.data or "") if ks is None else ks
+    result = evaluation_of(encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged)
     about = result.facts["data"]
-    print_rate(about["queries"] + (about["gallery"] or 0), time.monotonic() - began, about["skipped"])
-    return result, records, pack
+    say(rate(about["queries"] + (about["gallery"] or 0), time.monotonic() - began, about["skipped"]))
+
+    def write_page(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        albums = [Album(part, pack) for part in parts]
+        retrieval_page(path, f"{encoder.name} on {records.name}", {encoder.name: result}, *albums)
+
+    return result, None if records.ground_truth else write_page
 
 
 def _of_vectors(
-    path: Path,
-    device: str,
-    gallery: Path | None,
-    ks: tuple[int, ...] | None,
-    ties: Any,
-    truth: Path | None,
-    memory: str,
+    path: Path, device: str, gallery: Path | None, ks: Any, ties: Any, revisited: Path | None, memory: int
 ) -> Evaluation:
-    room = _bytes(memory)
-    if truth is not None and gallery is None:
+    if revisited is not None and gallery is None:
         raise ValueError("--revisited needs --gallery: the queries are not among the database images")
     from roadmap.embeddings import Embeddings
     from roadmap.evaluation import evaluate as evaluation_of
@@ -128,48 +137,21 @@ def _of_vectors(
     place = device_of(device)
     queries = Embeddings.load(path).to(place)
     items = None if gallery is None else Embeddings.load(gallery).to(place)
-    answers = None if truth is None else load_ground_truth(truth)
-    found = evaluation_of(queries, items, ks=ks, ties=ties, truth=answers, memory=room, nearest=0)
+    truth = None if revisited is None else load_ground_truth(revisited)
+    found = evaluation_of(queries, items, ks=ks, ties=ties, truth=truth, memory=memory, nearest=0)
     files = {"embeddings": str(path), "gallery": None if gallery is None else str(gallery)}
     title = f"{path.name}: {found.title.rpartition(': ')[2]}"
     return dataclasses.replace(found, facts={**found.facts, **files, "title": title})
 
 
-def _show(result: Evaluation, out: Path | None) -> None:
-    from roadmap.cli.printing import print_metrics
-
-    for note in result.facts.get("notes", ()):
-        typer.echo(f"  - {note}")
-    print_metrics(result.title, result.metrics)
-    if out is not None:
-        result.write_json(out)
-        typer.echo(f"wrote      {out}")
-
-
-def _write_page(path: Path, result: Evaluation, records: Records, pictures: Pack | None) -> None:
-    from roadmap.report import Album, retrieval_page
-
-    asked, gallery = records.evaluation()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name = result.facts["model"]["name"]
-    searched = None if gallery is None else Album(gallery, pictures)
-    retrieval_page(path, f"{name} on {records.name}", {name: result}, Album(asked, pictures), searched)
-    typer.echo(f"wrote      {path}: queries and what they retrieve, for a browser")
-
-
-def _holds_vectors(what: str, asked: Asked) -> bool:
-    """Whether WHAT is a file of vectors; a .safetensors file may also be a checkpoint."""
-    path = Path(what)
-    if path.suffix != ".safetensors" or not path.is_file():
-        return path.suffix == ".npz"
-    from safetensors import SafetensorError, safe_open
-
-    from roadmap.embeddings import NAMES
+def _are_vectors(what: str, asked: Asked) -> bool:
+    if not what.endswith(".safetensors"):
+        return what.endswith(".npz")
+    from roadmap.embeddings import holds_vectors
 
     try:
-        with safe_open(path, framework="np") as content:
-            return not set(NAMES["vectors"]).isdisjoint(content.keys())
-    except SafetensorError:  # damaged: whoever names a dataset means a model
+        return holds_vectors(what)
+    except ValueError:  # damaged: whoever names a dataset means a model
         return asked.data is None
 
 
@@ -187,9 +169,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?B)\s*", text, re.IGNORECASE)
-    try:
-        return int(float(found[1]) * UNITS[found[2].upper()])  # type: ignore[index]
-    except (TypeError, ValueError):
-        said = f"--memory must be a number with B, KB, MB or GB, such as 512MB, got {text!r}"
-        raise ValueError(said) from None
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMG]?B)\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"--memory must be a number with B, KB, MB or GB, such as 512MB, got {text!r}")
+    return int(float(found[1]) * UNITS[found[2].upper()])

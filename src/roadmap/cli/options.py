@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from roadmap.cli.data import NAMES
-from roadmap.config.settings import PACKING, POOLINGS, PRECISIONS, SettingError
+from roadmap.config.settings import PACKING, POOLINGS, PRECISIONS, DataSettings, HardwareSettings, SettingError
 from roadmap.locations import check_root, checkpoint_of, run_around
 
 if TYPE_CHECKING:
+    from roadmap.data import Pack, Records
     from roadmap.data.pictures.packing import OnError
     from roadmap.encoder import Encoder
 
 # What a person can do something about; anything else is a fault of ours and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 # The library speaks of settings; these verbs have options for some of them.
-OPTION_OF = {
-    "model.name": "MODEL",
-    "model.weights": "--weights",
-    "model.pooling": "--pooling",
-    "model.dim": "--dim",
-    "data.name": "--data",
-    "data.root": "--root",
-    "data.image": "--image",
-    "data.resize": "--resize",
-    "data.pack": "--pack",
-    "data.on_error": "--on-error",
-    "hardware.device": "--device",
-    "hardware.precision": "--precision",
-}
+FIELDS = (
+    *("model.weights", "model.pooling", "model.dim", "data.root", "data.image", "data.resize", "data.pack"),
+    *("data.on_error", "hardware.device", "hardware.precision"),
+)
+OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
+OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
 PICTURE_ADVICE = "Repair or remove it, or use --on-error skip"
-DAMAGED = ("raise", "skip")
 PICTURES, MODEL, COMPUTING = "The pictures", "The model", "Computing"  # panels of the help text
 
 
@@ -101,9 +93,8 @@ class Asked:
 
     def encoder(self, model: str) -> Encoder:
         """The model that was asked for. What is wrong with what was typed is told before torch is imported."""
-        for name, allowed in (("precision", PRECISIONS), ("pack", PACKING), ("on_error", DAMAGED)):
-            if (value := getattr(self, name)) is not None and value not in allowed:
-                raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(allowed)}, got {value!r}")
+        DataSettings(pack=self.pack, on_error=self.on_error)
+        HardwareSettings(precision=self.precision or "auto")
         checkpoint = checkpoint_of(model)
         of_run = checkpoint is not None and run_around(checkpoint) is not None
         if self.data is not None and not (of_run and self.root is None):
@@ -114,6 +105,18 @@ class Asked:
 
         passed = ("device", "precision", "image", "resize", "weights", "pooling", "dim", "batch")
         return Encoder.open(model, **{name: getattr(self, name) for name in passed})
+
+    def pictures(self, encoder: Encoder, records: Records) -> tuple[Pack | None, str]:
+        """The pack that the pictures are read from, if any, and a sentence that says so. For a single pass none is made
+        unasked."""
+        from roadmap.data import pack_for
+
+        return pack_for(records, encoder.side, self.pack, on_error=self.when_damaged, make=self.pack == "yes")
+
+
+def say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
 
 
 def about_models(verb: Callable[..., None]) -> Callable[..., None]:

@@ -119,6 +119,11 @@ class Encoder:
         return encoder_named(what, Wanted(device, precision, image, resize, weights, pooling, dim, batch))
 
     @property
+    def data(self) -> str | None:
+        """The kind of dataset that its run was trained on, such as "folder", if it comes from a run."""
+        return None if self.run is None else self.run.settings().data.name
+
+    @property
     def precision(self) -> str:
         """ "32", "bf16" or "fp16"."""
         return precision_of(self.hardware, self.device)
