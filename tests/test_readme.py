@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shlex
@@ -79,8 +81,8 @@ def test_these_are_its_commands() -> None:
         "pip install '.[train]'",
         f"{train} data=folder data.root=PICTURES",
         f"{train} recipe=cub_vits data.root=CUB_200_2011",
-        f"{evaluate} runs/NAME --data folder --root PICTURES",
-        f"{embed} runs/NAME --data folder --root PICTURES --out vectors.npz",
+        f"{evaluate} runs/NAME --page retrievals.html",
+        f"{embed} runs/NAME --out vectors.npz",
         "pip install .",
     ]
 
@@ -93,6 +95,8 @@ def test_make_demo_is_the_demonstration() -> None:
 
 def test_the_commands_on_ones_own_pictures_run(tmp_path: Path) -> None:
     """As printed, on few pictures, with the smallest of networks and two steps."""
+    from PIL import Image
+
     _draw_pictures(tmp_path / "PICTURES")
     short = {"train": ["epochs=1", "data.batches=2", "hardware.device=cpu", "run=runs/NAME"]}
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -104,6 +108,15 @@ def test_the_commands_on_ones_own_pictures_run(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert (tmp_path / "runs" / "NAME" / "checkpoints" / "best.safetensors").is_file()
     assert (tmp_path / "vectors.npz").is_file()
+    assert (tmp_path / "retrievals.html").is_file()
+    (code,) = blocks("py")  # the same from Python, on the run that was just made
+    for i, name in enumerate(("a.jpg", "b.jpg")):
+        Image.open(tmp_path / "PICTURES" / "class 0" / f"{i}.png").save(tmp_path / name)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    trained = json.loads((tmp_path / "runs" / "NAME" / "summary.json").read_text())["after"]
+    (measured,) = trained.values()
+    assert ast.literal_eval(done.stdout)["mAP@R"] == measured["mAP@R"]
 
 
 def _draw_pictures(folder: Path) -> None:
@@ -127,7 +140,7 @@ def test_the_number_of_recipes_is_right() -> None:
 
 def test_make_test_checks_style_types_and_tests_and_is_what_runs_elsewhere() -> None:
     lines = recipe("test")
-    assert lines[-1] == ".venv/bin/python -m pytest"
+    assert lines[-1] == ".venv/bin/python -m pytest --numprocesses auto"
     assert [Path(line.split()[0]).name for line in lines[:-1]] == ["ruff", "ruff", "mypy"]
     script = ROOT / ".ci" / "run"
     assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
