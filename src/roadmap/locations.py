@@ -9,7 +9,6 @@ from pathlib import Path
 
 MODEL = "a run folder (its best epoch), a checkpoint (.safetensors), small_cnn, or the name of any timm model"
 CHECKPOINT = Path("checkpoints") / "best.safetensors"  # inside a run folder
-STATE = Path("checkpoints") / "last.pt"
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 
 
@@ -41,10 +40,9 @@ def _inside(folder: Path) -> Path:
             raise ValueError(f"{folder} is not a run but holds {len(inside)}; name one of them, such as {inside[0]}")
         raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
     if not (folder / CHECKPOINT).is_file():
-        going_on = f"go on with the run: roadmap train resume={folder}"
         raise FileNotFoundError(
             f"{folder} has no checkpoint yet: {folder / CHECKPOINT} is written once an epoch was evaluated; wait for "
-            f"it, or {going_on if (folder / STATE).is_file() else 'train again'}"
+            f"it, or go on with the run: roadmap train resume={folder}"
         )
     return folder / CHECKPOINT
 

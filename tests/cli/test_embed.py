@@ -308,11 +308,13 @@ def test_errors_are_one_line_that_says_what_to_do(
     assert not (tmp_path / "vectors.npz").exists()
 
 
-def test_a_run_without_a_checkpoint_is_waited_for_resumed_or_repeated(called: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_run_without_a_checkpoint_is_waited_for_or_resumed(saved: bool, called: Call, tmp_path: Path) -> None:
+    """Also where nothing was saved yet: it then begins again."""
     run = Run.create(Settings(run=str(tmp_path / "young")))
     said = f"{run.folder} has no checkpoint yet: {run.best} is written once an epoch was evaluated; wait for it, or "
-    assert called(str(run.folder)).stderr == f"error: {said}train again\n"
-    run.last.touch()
+    if saved:
+        run.last.touch()
     assert called(str(run.folder)).stderr == f"error: {said}go on with the run: roadmap train resume={run.folder}\n"
 
 

@@ -16,8 +16,8 @@ import torch
 
 from roadmap.data import Records
 from roadmap.engine import fit, loop, resume
-from roadmap.engine.display import Display, _duration
-from roadmap.engine.results import Results, choice_words, remarks
+from roadmap.engine.display import Display
+from roadmap.engine.results import Results, choice_words, duration, remarks
 from roadmap.engine.splits import Splits
 from roadmap.engine.state import Best
 from roadmap.engine.step import Outcome
@@ -244,4 +244,4 @@ def test_where_nobody_watches_there_is_no_bar(
     ("seconds", "words"), [(0.2, "1 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (9000, "2.5 h")]
 )
 def test_how_long_is_said(seconds: float, words: str) -> None:
-    assert _duration(seconds) == words
+    assert duration(seconds) == words

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from roadmap.config.settings import Settings
+from roadmap.config.settings import ModelSettings, Settings
 from roadmap.engine import TrainState, fit, job, resume
+from roadmap.models import retriever, save_checkpoint
 from roadmap.runs import Run
 
-from .worlds import Killed, assert_equal, best_weights, kill_at, last, lines, measured, summary, tiny
+from .worlds import IMAGE, Killed, assert_equal, best_weights, kill_at, last, lines, measured, summary, tiny
 
 VIT = {"model__name": "test_vit.r160_in1k", "model__pooling": "auto", "model__drop_path": 0.5}
 # Two batches an epoch, four epochs.
@@ -176,6 +177,17 @@ def test_a_run_that_ended_before_anything_was_saved_begins_again(kind: str, pict
     assert_same_run(whole, folder)
 
 
+def test_a_run_that_begins_again_begins_with_its_weights(pictures: Path, tmp_path: Path) -> None:
+    """Nothing was saved that would bring them."""
+    torch.manual_seed(99)
+    save_checkpoint(tmp_path / "start.safetensors", retriever(ModelSettings(pooling="max"), IMAGE), {})
+    given = {"model__weights": str(tmp_path / "start.safetensors"), "checkpoint_minutes": 60.0}
+    whole = fit(tiny(pictures, tmp_path / "whole", **given), quiet=True)
+    folder = stopped(tiny(pictures, tmp_path / "twice", **given), step=6)
+    resume(folder, quiet=True)
+    assert_same_run(whole, folder)
+
+
 def test_a_run_that_failed_while_pictures_were_packed_begins_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +254,7 @@ def test_a_process_that_was_killed(pictures: Path, tmp_path: Path) -> None:
     whole = fit(tiny(pictures, tmp_path / "whole", optim__ema=0.9), quiet=True)
     program = """
 import json, sys, time
-from roadmap.config.settings import Settings
+from roadmap.config.settings import ModelSettings, Settings
 from roadmap.engine import fit, loop
 real = loop.step
 def step(state, batch, parts):

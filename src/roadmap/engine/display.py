@@ -15,7 +15,7 @@ from rich.console import Console
 from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.engine.auto import WARNING
-from roadmap.engine.results import Results, choice_words, remarks, result_tables, shown_metrics, start_word
+from roadmap.engine.results import Results, choice_words, duration, remarks, result_tables, shown_metrics, start_word
 from roadmap.engine.splits import Splits
 from roadmap.progress import Bar, bar
 from roadmap.runs import Run
@@ -93,7 +93,7 @@ class Display:
         left = self._epochs - number
         if left and not self._bar.drawn:  # a bar shows it all the time
             seconds = (time.monotonic() - self._began) / max(1, number - self._done) * left
-            line += f", {_duration(seconds)} left"
+            line += f", {duration(seconds)} left"
         if self._bar.drawn:
             self._bar.print(line)
         else:
@@ -140,9 +140,3 @@ def _count(records: Records) -> str:
 def _loss_words(loss: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in loss.items() if k != "name" and v is not None)
     return f"{loss['name']}{f' ({options})' if options else ''}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{math.ceil(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -11,6 +11,7 @@ import torch
 from roadmap.config.settings import Settings
 from roadmap.data import Records, fresh_pack
 from roadmap.engine.auto import WARNING, median_side, resolve
+from roadmap.engine.results import duration
 from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
@@ -57,7 +58,7 @@ class Plan:
             f"training   {_count(self.settings.epochs, 'epoch')}, {_count(self.steps, 'step')}, {batch}, "
             f"{optim.name} at {optim.lr:g}",
             *(f"  - {reason}" for reason in self.reasons if not reason.startswith(WARNING)),
-            f"time       about {_duration(self.seconds)} (an estimate: {self.rate:,.0f} pictures a second, tried on a "
+            f"time       about {duration(self.seconds)} (an estimate: {self.rate:,.0f} pictures a second, tried on a "
             "batch here; reading pictures and evaluations are not counted)",
             f"disk       about {_size(self.disk)} (an estimate)",
             "Nothing was written. Leave out --dry-run to start.",
@@ -111,12 +112,6 @@ def _size_of(records: Records) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _size(count: int) -> str:

@@ -94,3 +94,10 @@ def _cells(first: float, value: float) -> tuple[str, str, str]:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{100 * value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """A time that is not to be taken by the second."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
