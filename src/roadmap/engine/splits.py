@@ -96,7 +96,6 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
     _check_classes(records.select(useful))
     if select.by == "held_out" and not val_given:
         records = _with_validation(records, useful, select)
-        _check_classes(records.select(useful))
     teaching = records.select(useful)
     train = teaching.split("train")
     # numbered without gaps, for losses that have weights per class
