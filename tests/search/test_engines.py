@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +161,17 @@ def test_an_empty_index_finds_nothing(setup: str, tmp_path: Path) -> None:
         index.remove(["p0.jpg", "p1.jpg"])
         assert index.search(torch.ones(1, 16), 3).ids == [[]]
         assert index.search(torch.ones(1, 16), 3, {"label": "owl"}).ids == [[]]
+
+
+def test_faiss_is_found_again_where_another_library_changed_it() -> None:
+    """faiss.contrib.torch_utils takes `params` from every index of the process; pytorch-metric-learning imports it."""
+    code = """
+import faiss.contrib.torch_utils
+import pytest, sys
+chosen = ["-k", "finds_the_nearest and faiss", "tests/search/test_engines.py"]
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *chosen]))
+"""
+    pytest.importorskip("faiss")
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from roadmap.atomic import sole_writer
 from roadmap.data.datasets.sources import GLYPH_SIZE
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.pictures.packing import pack_of
@@ -52,7 +53,8 @@ def glyph_records(root: Path | None = None, size: int = GLYPH_SIZE) -> Records:
     drawn = list(_distinct(size))
     records = _records(folder, drawn)
     pack_of((_colours(pixels) for _, _, pixels in drawn), records, size, folder)
-    records.save(folder / RECORDS)
+    with sole_writer(folder):  # another one that draws removes what writers left, and would take this for such
+        records.save(folder / RECORDS)
     return records
 
 

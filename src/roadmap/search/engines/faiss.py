@@ -171,7 +171,7 @@ class Base:
             params = self._params(selector, len(here) / count)
         if self.facts["kind"] == "ivfpq":
             return self._search_twice(queries, k, params)
-        scores, positions = self.index.search(queries, k, params=params)
+        scores, positions = _search(self.index, queries, k, params)
         return self._slots(scores, positions)
 
     def _params(self, selector: Any, rarity: float) -> Any:
@@ -193,7 +193,7 @@ class Base:
     def _search_twice(self, queries: Floats, k: int, params: Any) -> tuple[Floats, Slots]:
         """Candidates by their codes; then the k best of them by their vectors, read from the index's file."""
         wanted = min(max(100, CANDIDATES * k), len(self.slots))
-        _, positions = self.index.search(queries, wanted, params=params)
+        _, positions = _search(self.index, queries, wanted, params)
         scores, slots = self._slots(np.zeros(positions.shape, np.float32), positions)
         for row, query in enumerate(queries):
             near = slots[row] >= 0
@@ -253,6 +253,12 @@ def _filled(kind: str, place: Place, slots: Slots) -> Any:
     for top in range(0, len(slots), TILE):
         index.add(place.vectors.rows(slots[top : top + TILE]))
     return index
+
+
+def _search(index: Any, queries: Floats, k: int, params: Any) -> Any:
+    """faiss's own search. faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts one without `params`
+    in its place for the whole process, and keeps the first under another name."""
+    return getattr(index, "search_numpy", index.search)(queries, k, params=params)
 
 
 def _written(folder: Path, suffix: str, write: Callable[[str], None]) -> str:
