@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,6 +184,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"losses_{args.device}.csv"
     rows: list[dict[str, Any]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time limit: then what was measured is kept too
     try:
         rows.extend(memory_rows(args.device, args.seconds))
         for row in run(args.device, args.sizes or default, args.seconds):

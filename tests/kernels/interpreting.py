@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from roadmap.kernels import paths
+
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 on_triton = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs on a GPU or under Triton's interpreter")
 starts_the_interpreter = pytest.mark.skipif(CUDA or INTERPRETED, reason="this is the process that starts the other one")
+
+
+def take_path(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Sends every call of a loss, whatever its size, the way of that name: "small", "tiles" or "stored"."""
+    monkeypatch.setattr(paths, "SMALL", 1 << 30 if name == "small" else 0)
+    monkeypatch.setattr(paths, "STORED", 1 << 30 if name == "stored" else 0)
 
 
 def check_under_the_interpreter(file: str, only: str) -> None:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roadmap.kernels import chunks, paths
+from roadmap.kernels import chunks
 from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
 from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, FastAP, SmoothAP, SoftBinAP, SupAP
+
+from .interpreting import take_path
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 0])
 GALLERY_LABELS = torch.tensor([2, 0, 4, 1, 1, 0, 0])
@@ -142,11 +144,10 @@ def test_a_loss_over_scores_can_be_differentiated_twice() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("size", ["small", "tiles"])
+@pytest.mark.parametrize("size", ["small", "tiles", "stored"])
 @pytest.mark.parametrize("name", FUSED)
 def test_a_gpu_compiles_to_one_graph(name: str, size: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if size == "tiles":
-        monkeypatch.setattr(paths, "SMALL", 0)
+    take_path(monkeypatch, size)
     torch.compiler.reset()
     loss, results = LOSSES[name], []
     for compiled in (False, True):
@@ -188,8 +189,9 @@ def test_a_cuda_graph_captures_forward_and_backward(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_capture_that_would_read_back_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "SMALL", 0)
+@pytest.mark.parametrize("size", ["tiles", "stored"])
+def test_a_capture_that_would_read_back_is_refused_in_words(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_path(monkeypatch, size)
     x, labels = vectors(device="cuda"), LABELS.cuda()
     ROADMAP()(x, labels)
     with (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from roadmap.kernels import both_run_on_triton, paths
+from roadmap.kernels import both_run_on_triton
 from roadmap.losses import ROADMAP, Calibration, SmoothAP, SupAP
 from roadmap.losses.comparison import Comparison
 
-from .interpreting import CUDA, DEVICE, check_under_the_interpreter, on_triton, starts_the_interpreter
+from .interpreting import CUDA, DEVICE, check_under_the_interpreter, on_triton, starts_the_interpreter, take_path
 
 LOSSES: dict[str, nn.Module] = {
     "SupAP without self": SupAP(tau=0.05, rho=3.0, delta=0.1, include_self=False),
@@ -21,10 +23,9 @@ LOSSES: dict[str, nn.Module] = {
 Result = tuple[Tensor, Tensor, Tensor]
 
 
-@pytest.fixture(params=["small", "tiles"])
+@pytest.fixture(params=["small", "tiles", "stored"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "tiles":
-        monkeypatch.setattr(paths, "SMALL", 0)
+    take_path(monkeypatch, request.param)
     return str(request.param)
 
 
@@ -103,6 +104,35 @@ def test_triton_terms_of_shared_rows_add_up(path: str) -> None:
     (gradient,) = torch.autograd.grad(value, x)
     torch.testing.assert_close(value, whole, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@on_triton
+@pytest.mark.parametrize("front", [1, 7, 16])
+def test_triton_gradient_of_the_front_alone(front: int, path: str) -> None:
+    x, labels, gallery, item_labels, own = placed(4, 9, 21, 4, 19)
+    truth = result(ROADMAP(), (x, labels, gallery, item_labels, own), torch.float32)
+    q, moving = x.clone().requires_grad_(), gallery[:front].clone().requires_grad_()
+    spared = []
+
+    class Front(torch.autograd.Function):
+        """A gallery of which only the first rows hand a gradient on."""
+
+        @staticmethod
+        def forward(ctx: Any, first: Tensor) -> Tensor:
+            ctx.moving_rows = len(first)
+            return gallery.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            spared.append(not grad[front:].any())
+            return grad[:front]
+
+    value = ROADMAP()(q, labels, ref_emb=Front.apply(moving), ref_labels=item_labels, own=own)  # type: ignore[no-untyped-call]
+    (3 * value).backward()
+    assert q.grad is not None
+    assert moving.grad is not None
+    check_near((value.detach().double(), q.grad.double(), moving.grad.double()), (*truth[:2], truth[2][:front]))
+    assert spared == [path == "stored"]  # the others are not computed where they are what takes time
 
 
 @on_triton

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import roadmap.kernels as kernels
-from roadmap.kernels import blocked, paths
+from roadmap.kernels import blocked
 from roadmap.kernels.rules import RankRule
 from roadmap.losses import ROADMAP, Calibration, SmoothAP, SupAP, calibration, smoothap, supap
 from roadmap.losses.rank_ap import h_minus, heaviside, mean_ap_loss, plain_average_precision
@@ -28,6 +28,7 @@ from .interpreting import (
     check_under_the_interpreter,
     on_triton,
     starts_the_interpreter,
+    take_path,
 )
 
 Batch = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -35,6 +36,7 @@ LOSSES: dict[str, nn.Module] = {
     "SupAP": SupAP(),
     "SupAP without self": SupAP(tau=0.05, rho=3.0, delta=0.1, include_self=False),
     "SupAP with other constants": SupAP(tau=0.05, rho=3.0, delta=0.1, start=0.2, offset=1.7),
+    "SupAP of a sharp sigmoid": SupAP(tau=0.002),  # positives further apart than powers reach, where scores are stored
     "SmoothAP": SmoothAP(),
     "SmoothAP without self": SmoothAP(tau=0.1, include_self=False),
     "Calibration": Calibration(),
@@ -141,10 +143,9 @@ LARGE: dict[str, Callable[[], Batch]] = {
 }
 
 
-@pytest.fixture(params=["small", "tiles"])
+@pytest.fixture(params=["small", "tiles", "stored"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "tiles":
-        monkeypatch.setattr(paths, "SMALL", 0)
+    take_path(monkeypatch, request.param)
     return str(request.param)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roadmap.kernels.paths import keeps_scores
 from roadmap.kernels.rules import LossRule
 
 
@@ -22,6 +23,8 @@ class LossCall:
             the batch, or, with a gallery, nowhere. A place that holds another label is no place.
         rule: which loss.
         as_terms: whether the six terms are asked for, or the loss itself.
+        moving: how many items, at the gallery's front, somebody reads the gradient of; None: all. A memory behind a
+            batch has none.
     """
 
     queries: Tensor
@@ -31,10 +34,16 @@ class LossCall:
     own: Tensor | None
     rule: LossRule
     as_terms: bool
+    moving: int | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.query_labels), len(self.gallery_labels)
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether kernels that could do without store the (M, N) scores."""
+        return keeps_scores(*self.shape, self.queries.shape[1])
 
     @property
     def own_columns(self) -> Tensor | None:

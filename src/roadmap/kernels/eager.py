@@ -54,7 +54,9 @@ class RankLoss(torch.autograd.Function):
         rule: LossRule,
         as_terms: bool,
     ) -> Tensor:
-        call = LossCall(queries, gallery, query_labels, gallery_labels, own, rule, as_terms)
+        # The function that made the gallery may say how many of its rows it hands a gradient on to.
+        moving = None if gallery is None else getattr(gallery.grad_fn, "moving_rows", None)
+        call = LossCall(queries, gallery, query_labels, gallery_labels, own, rule, as_terms, moving)
         needs = ctx.needs_input_grad[:2]
         ctx.rule = rule
         if both_run_on_triton(queries, gallery):

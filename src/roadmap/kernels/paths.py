@@ -11,6 +11,9 @@ from torch import Tensor
 # Up to here the (M, N) scores are kept (8 MiB) and the fewest launches win; beyond, tiles and linear memory do.
 SMALL = 1 << 21
 
+# Beyond, the scores are kept where they take at most this many times the room of the vectors: a batch against a memory.
+STORED = 1
+
 _INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -27,6 +30,11 @@ def both_run_on_triton(queries: Tensor, gallery: Tensor | None) -> bool:
 
 def is_small(M: int, N: int) -> bool:
     return M * N <= SMALL
+
+
+def keeps_scores(M: int, N: int, dimensions: int) -> bool:
+    """Whether the tiled kernels store the (M, N) scores: few queries against a gallery that outweighs them."""
+    return not is_small(M, N) and STORED * (M + N) * dimensions >= M * N
 
 
 def is_plain_call(x: Tensor) -> bool:

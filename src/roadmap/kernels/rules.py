@@ -65,6 +65,16 @@ class LossRule:
     include_self: bool = True
 
     @property
+    def is_supap(self) -> bool:
+        return self.ranks is not None and self.ranks.kind == "supap"
+
+    @property
+    def rank_numbers(self) -> tuple[float, float, float, float, float]:
+        """1 / tau, rho · tau, delta, start and top, as the kernels take them; zeros where no ranks are counted."""
+        r = self.ranks
+        return (0.0, 0.0, 0.0, 0.0, 0.0) if r is None else (1 / r.tau, r.rho * r.tau, r.delta, r.start, r.top)
+
+    @property
     def flat(self) -> FlatRule:
         """The rule as the plain arguments that an operator takes; see `rule_of`."""
         ranks, calibration = self.ranks, self.calibration

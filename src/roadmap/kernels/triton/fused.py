@@ -12,12 +12,12 @@ from torch import Tensor
 from roadmap.kernels.calls import LossCall
 from roadmap.kernels.paths import is_small
 from roadmap.kernels.rules import TERMS, LossRule
-from roadmap.kernels.triton import small, tiles_backward, tiles_forward
-from roadmap.kernels.triton.launch import Arena, Program, new_buffer, signature_of
+from roadmap.kernels.triton import small, stored, stored_backward, tiles_backward, tiles_forward
+from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, new_buffer, signature_of
 from roadmap.kernels.triton.small import small_state
+from roadmap.kernels.triton.stored import positive_lists, stored_state
 from roadmap.kernels.triton.tiles import PositivePairs, positive_pairs, tile_state
 
-MOST_PROGRAMS = 64  # records kept; a loop has one or two, a sweep over shapes must not gather them for ever
 _programs: dict[Any, tuple[Program, Program]] = {}
 
 
@@ -29,6 +29,7 @@ class Note:
     pairs: PositivePairs | None
     rule: LossRule
     as_terms: bool
+    moving: int | None = None
 
 
 def forward(call: LossCall, needs: tuple[bool, bool]) -> tuple[Tensor, Note, tuple[Tensor | None, ...]]:
@@ -39,23 +40,25 @@ def forward(call: LossCall, needs: tuple[bool, bool]) -> tuple[Tensor, Note, tup
     call = _tidy(call)
     device = call.queries.device
     out = torch.empty((TERMS,) if call.as_terms else (), device=device, dtype=torch.float32)
-    pairs = None if is_small(*call.shape) else positive_pairs(call)
+    pairs = None if is_small(*call.shape) else positive_lists(call) if call.keeps_scores else positive_pairs(call)
     given = _given(call, pairs)
     programs = _programs_of(call, needs, pairs, given)
     program, tape = programs[0], programs[0].tape
     if tape is not None:
         buffer = new_buffer(tape.workspace, device)
         tape.play([0 if t is None else t.data_ptr() for t in (*given, out, buffer)], device.index or 0)
-        return out, Note(programs[1], pairs, call.rule, call.as_terms), (*given, buffer)
+        return out, Note(programs[1], pairs, call.rule, call.as_terms, call.moving), (*given, buffer)
     if program.size is None:
         program.size = buffer_size(call, pairs, any(needs))
     buffer = new_buffer(program.size, device)
     with program.run(device, (*given, out), buffer) as arena:
         if pairs is None:
             small.forward(small_state(arena, call, any(needs)), out, call)
+        elif pairs.are_lists:
+            stored.forward(stored_state(arena, call, pairs), out, call, pairs, any(needs))
         else:
             tiles_forward.forward(tile_state(arena, call, pairs), out, call, pairs, any(needs))
-    return out, Note(programs[1], pairs, call.rule, call.as_terms), (*given, buffer)
+    return out, Note(programs[1], pairs, call.rule, call.as_terms, call.moving), (*given, buffer)
 
 
 def backward(
@@ -70,21 +73,28 @@ def backward(
         torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None and need else None
         for x, need in zip(kept[:2], needs, strict=True)
     )
+    whole = grad_gallery
+    if grad_gallery is not None and note.moving is not None and pairs is not None and pairs.are_lists:
+        whole = grad_gallery.zero_()
+        grad_gallery = whole[: note.moving]
     tensors = (*kept, upstream, grad_queries, grad_gallery)
     if program.tape is not None:
         workspace = new_buffer(program.tape.workspace, upstream.device)
         addresses = [0 if t is None else t.data_ptr() for t in (*tensors, workspace)]
         program.tape.play(addresses, upstream.device.index or 0)
-        return grad_queries, grad_gallery
+        return grad_queries, whole
     call = _call_over(note, kept)
     state = Arena(upstream.device, kept[-1])
     with program.run(upstream.device, tensors, None) as arena:
         if pairs is None:
             small.backward(arena, small_state(state, call, True), call, upstream, grad_queries, grad_gallery)
+        elif pairs.are_lists:
+            kept_scores = stored_state(state, call, pairs)
+            stored_backward.backward(arena, kept_scores, call, pairs, upstream, grad_queries, grad_gallery)
         else:
             tiled = tile_state(state, call, pairs)
             tiles_backward.backward(arena, tiled, call, pairs, upstream, grad_queries, grad_gallery)
-    return grad_queries, grad_gallery
+    return grad_queries, whole
 
 
 def backward_of_buffer(
@@ -105,6 +115,8 @@ def buffer_size(call: LossCall, pairs: PositivePairs | None, keep: bool) -> int:
     arena = Arena(torch.device("meta"))
     if pairs is None:
         small_state(arena, call, keep)
+    elif pairs.are_lists:
+        stored_state(arena, call, pairs)
     else:
         tile_state(arena, call, pairs)
     return arena.used
@@ -141,9 +153,9 @@ def _programs_of(
     call: LossCall, needs: tuple[bool, bool], pairs: PositivePairs | None, tensors: Sequence[Tensor | None]
 ) -> tuple[Program, Program]:
     """The records of calls like this one; a call is told apart by what its launches take for granted."""
-    counts = None if pairs is None else (pairs.total, pairs.largest)
+    counts = None if pairs is None else (pairs.total, pairs.largest, pairs.are_lists)
     signatures = tuple(signature_of(t) for t in tensors)
-    key = (call.rule, call.as_terms, needs, call.queries.device, counts, signatures)
+    key = (call.rule, call.as_terms, call.moving, needs, call.queries.device, counts, signatures)
     programs = _programs.pop(key, None) or (Program(), Program())
     _programs[key] = programs  # the last used stands last
     if len(_programs) > MOST_PROGRAMS:

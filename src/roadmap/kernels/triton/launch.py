@@ -24,6 +24,7 @@ from torch import Tensor
 # other version of Triton (and its interpreter) takes the ordinary way.
 _DIRECT = triton.__version__.startswith("3.6.") and os.environ.get("TRITON_INTERPRET") != "1"
 _ALIGNMENT = 256
+MOST_PROGRAMS = 64  # records kept; a loop has one or two, a sweep over shapes must not gather them for ever
 _local = threading.local()
 
 

@@ -52,11 +52,13 @@ def unit_rows(
         scale = 8.077935669463161e-28  # 2⁻⁹⁰
         square = _sum_of_squares(X + source * stride, scale, row, M, D, PADDED, BLOCK)
     norm = tl.sqrt_rn(square)
-    tl.store(Norms + row, norm / scale, mask=row < M)
+    length = norm / scale
+    tl.store(Norms + row, length, mask=row < M)
+    poison = (length + 1.0 / length) * 0.0  # NaN scores where there is no direction
     for start in range(0, PADDED, BLOCK):
         d = start + tl.arange(0, BLOCK)
         x = tl.load(X + source * stride + d, mask=(d < D) & (row < M), other=0.0).to(tl.float32) * scale
-        u = tl.where(row < M, tl.div_rn(x, norm), 0.0) * 4096.0
+        u = tl.where(row < M, tl.div_rn(x, norm) + poison, 0.0) * 4096.0
         hi = u.to(tl.float16)
         lo = (u - hi.to(tl.float32)).to(tl.float16)
         tl.store(Hi + row * PADDED + d, hi, mask=d < PADDED)
@@ -86,6 +88,28 @@ def score_tile(
         part = tl.dot(q_hi, g_hi, part)
         scores += part
     return scores * 5.9604644775390625e-08  # 2⁻²⁴
+
+
+@triton.jit
+def exp2(x):
+    if _PORTABLE:
+        power = tl.exp2(x)
+    else:
+        power = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return power
+
+
+@triton.jit
+def reciprocal(x):
+    if _PORTABLE:
+        inverse = 1.0 / x
+    else:
+        inverse = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return inverse
 
 
 @triton.jit

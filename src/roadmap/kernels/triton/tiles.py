@@ -24,7 +24,7 @@ from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import Arena
-from roadmap.kernels.triton.layout import FACTORS, STATISTICS
+from roadmap.kernels.triton.layout import FACTORS, STATISTICS, own_mode
 from roadmap.kernels.triton.math import TILE
 from roadmap.kernels.triton.units import UnitVectors, room_for_units
 
@@ -40,22 +40,33 @@ class PositivePairs:
     """P_i as runs of columns: positives of row i are columns start[i] ... end[i] - 1, its scores lie at offset[i].
 
     Row i is query `query_order[i]`, column j gallery item `gallery_order[j]`: both in the order of their labels. `own`
-    says in which column the query of a row stands, -1 for nowhere; None where that follows from the call.
+    says in which column the query of a row stands, -1 for nowhere; None where that follows from the call. Without the
+    orders, a run is a list of its own (stored.py): it starts at 0, `own` is a place in it, and `parts` says where the
+    share of each part of the gallery begins.
     `total` and `largest` are at least the number of pairs and the most positives of one query.
     """
 
-    query_order: Tensor
-    gallery_order: Tensor
+    query_order: Tensor | None
+    gallery_order: Tensor | None
     start: Tensor
     end: Tensor
     offset: Tensor
     own: Tensor | None
     total: int
     largest: int
+    parts: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.query_order, self.gallery_order, self.start, self.end, self.offset, self.own
+        return self.query_order, self.gallery_order, self.start, self.end, self.offset, self.own, self.parts
+
+    @property
+    def are_lists(self) -> bool:
+        return self.query_order is None
+
+    def own_mode(self, call: LossCall) -> int:
+        """How kernels that walk the runs learn which positive the query is."""
+        return own_mode(call.gallery, self.own)
 
     @property
     def positives_at_once(self) -> int:
@@ -89,8 +100,15 @@ def tile_state(arena: Arena, call: LossCall, pairs: PositivePairs) -> TileState:
     (M, N), D = call.shape, call.queries.shape[1]
     q = room_for_units(arena, M, D, pairs.query_order)
     g = q if call.gallery is None else room_for_units(arena, N, D, pairs.gallery_order)
+    return rank_state(arena, q, g, call, pairs, rank_grid(call, pairs)[1])
+
+
+def rank_state(
+    arena: Arena, q: UnitVectors, g: UnitVectors, call: LossCall, pairs: PositivePairs, splits: int
+) -> TileState:
+    """Room for the ranks that are counted over splits of the gallery."""
+    M = len(call.query_labels)
     scores, weights, by_pos, slopes = (arena.empty(pairs.total) for _ in range(4))
-    splits = rank_grid(call, pairs)[1]
     rank_neg, slope_neg = (arena.empty(splits, pairs.total if call.rule.ranks else 0) for _ in range(2))
     neg_sum, neg_count = (arena.empty(splits, M if call.rule.calibration else 0) for _ in range(2))
     stats, factors = arena.empty(STATISTICS, M), arena.empty(FACTORS)
@@ -111,7 +129,7 @@ def rank_grid(call: LossCall, pairs: PositivePairs) -> tuple[int, int, int, int]
 
 def positive_pairs(call: LossCall) -> PositivePairs:
     """Queries and gallery in the order of their labels, and the runs of positives."""
-    _refuse_capture(call)
+    refuse_capture(call)
     q_sorted, q_order = torch.sort(call.query_labels, stable=True)
     in_batch = call.gallery is None
     g_sorted, g_order = (q_sorted, q_order) if in_batch else torch.sort(call.gallery_labels, stable=True)
@@ -134,7 +152,7 @@ def _own_columns(own: Tensor, q_order: Tensor, g_order: Tensor) -> Tensor:
     return torch.where(mine < 0, -1, place[mine.clamp(min=0)]).to(torch.int32)
 
 
-def _refuse_capture(call: LossCall) -> None:
+def refuse_capture(call: LossCall) -> None:
     if call.queries.is_cuda and torch.cuda.is_current_stream_capturing():
         M, N = call.shape
         raise RuntimeError(

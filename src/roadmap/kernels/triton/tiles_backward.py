@@ -138,7 +138,7 @@ def _add_splits(Partial, Out, size, splits, out_first, BLOCK: tl.constexpr):
     tl.store(Out + out_first + at, total, mask=at < size)
 
 
-def _splits(rows: int, inner: int, dims: int) -> tuple[int, int]:
+def product_splits(rows: int, inner: int, dims: int) -> tuple[int, int]:
     """In how many parts the inner dimension of a product is taken, to fill the GPU, and how long each is."""
     programs = (rows // TILE) * (dims // _columns(dims))
     splits = max(1, min(PROGRAMS // 4 // programs, inner // (8 * DEPTH)))
@@ -150,14 +150,14 @@ def _columns(dims: int) -> int:
     return TILE if dims % TILE == 0 else DEPTH
 
 
-def _add_product(
+def add_product(
     halves: tuple[Tensor, Tensor], transposed: bool, rows: int, inner: int, units: UnitVectors, u_first: int,
     out: Tensor, out_first: int, factors: Tensor, partial: Tensor,
 ) -> None:  # fmt: skip
     """out[out_first:][:rows] += W units[u_first:][:inner], W the block in `halves` or its transpose."""
     width, dims = halves[0].shape[1], units.dimensions
     stride_row, stride_inner = (1, width) if transposed else (width, 1)
-    splits, per_split = _splits(rows, inner, dims)
+    splits, per_split = product_splits(rows, inner, dims)
     size = rows * dims
     launch(_product, (rows // TILE, dims // _columns(dims), splits),
         halves[0], halves[1], units.hi, units.lo, factors, partial if splits > 1 else out, inner, per_split, size,
@@ -185,11 +185,13 @@ def backward(
     q, g = state.queries, state.gallery
     (M, N), dims = call.shape, q.dimensions
     factors, left = backward_factors(arena, state.factors, upstream, call.as_terms)
-    for_queries = None if grad_queries is None else _zeros(arena, q)
-    for_gallery = for_queries if call.gallery is None else None if grad_gallery is None else _zeros(arena, g)
+    for_queries = None if grad_queries is None else zeros(arena, q)
+    for_gallery = for_queries if call.gallery is None else None if grad_gallery is None else zeros(arena, g)
     height, width = block_shape(M, N, dims)
     halves = arena.empty(height, width, dtype=torch.float16), arena.empty(height, width, dtype=torch.float16)
-    by_queries, by_gallery = (_splits(*shape, dims)[0] * shape[0] for shape in ((height, width), (width, height)))
+    by_queries, by_gallery = (
+        product_splits(*shape, dims)[0] * shape[0] for shape in ((height, width), (width, height))
+    )
     partial = arena.empty(
         max(by_queries if for_queries is not None else 0, by_gallery if by_gallery > width else 0), dims
     )
@@ -199,17 +201,17 @@ def backward(
             columns = triton.cdiv(min(width, N - column), TILE) * TILE
             _fill_block(state, call, pairs, factors, halves, (row, rows), (column, columns))
             if for_queries is not None:
-                _add_product(halves, False, rows, columns, g, column, for_queries, row, factors, partial)
+                add_product(halves, False, rows, columns, g, column, for_queries, row, factors, partial)
             if for_gallery is not None:
-                _add_product(halves, True, columns, rows, q, row, for_gallery, column, factors, partial)
+                add_product(halves, True, columns, rows, q, row, for_gallery, column, factors, partial)
     if for_queries is not None and grad_queries is not None:
         embedding_gradient(for_queries, q.hi, q.lo, q.norms, q.order, left, grad_queries)
     if for_gallery is not None and grad_gallery is not None:
         embedding_gradient(for_gallery, g.hi, g.lo, g.norms, g.order, left, grad_gallery)
 
 
-def _zeros(arena: Arena, units: UnitVectors) -> Tensor:
-    out = arena.empty(*units.hi.shape)
+def zeros(arena: Arena, units: UnitVectors, rows: int | None = None) -> Tensor:
+    out = arena.empty(len(units.hi) if rows is None else rows, units.dimensions)
     launch(_zero, (triton.cdiv(out.numel(), 4096),), out, out.numel(), BLOCK=4096, num_warps=8)
     return out
 
@@ -226,15 +228,11 @@ def _fill_block(
         q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, pairs.own, state.positive_scores, state.weights,
         state.positive_slopes, state.stats, factors, halves[0], halves[1], M, N, rows[0], columns[0],
         halves[0].shape[1],
-        1 / ranks.tau if ranks else 0.0,
-        ranks.rho * ranks.tau if ranks else 0.0,
-        ranks.delta if ranks else 0.0,
-        ranks.start if ranks else 0.0,
-        ranks.top if ranks else 0.0,
+        *call.rule.rank_numbers,
         ranks.negligible if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         calibration.beta if calibration else 0.0,
-        RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap",
+        RANKS=ranks is not None, SUPAP=call.rule.is_supap,
         CALIBRATE=calibration is not None, OWN=own_mode(call.gallery, call.own), KS=pairs.positives_at_once,
         DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **tile,
     )  # fmt: skip

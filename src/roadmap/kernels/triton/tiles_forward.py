@@ -8,7 +8,7 @@ from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import launch
-from roadmap.kernels.triton.layout import AP_LOSS, BOUND, COUNTED, LOWEST, NOWHERE, own_column, own_mode
+from roadmap.kernels.triton.layout import AP_LOSS, BOUND, COUNTED, LOWEST, NOWHERE, own_column
 from roadmap.kernels.triton.math import DEPTH, TILE, score_tile, sigmoid, step_and_slope
 from roadmap.kernels.triton.reduce import reduce_rows
 from roadmap.kernels.triton.rows import store_calibration
@@ -229,7 +229,7 @@ def forward(state: TileState, out: Tensor, call: LossCall, pairs: PositivePairs,
     if call.gallery is not None:
         fill_units(g, call.gallery)
     _count_ranks(state, call, pairs)
-    _finish_rows(state, call, pairs, grad)
+    finish_rows(state, call, pairs, grad)
     norms = None if call.gallery is None else g.norms
     reduce_rows(out, state.factors, state.stats, q.norms, norms, rule, call.as_terms, bounded=True)
 
@@ -245,25 +245,21 @@ def _count_ranks(state: TileState, call: LossCall, pairs: PositivePairs) -> None
     launch(_rank_tiles, (row_tiles, splits, passes),
         *vectors, *runs, state.positive_scores, state.rank_neg, state.slope_neg, state.neg_sum, state.neg_count, M, N,
         pairs.total, tiles,
-        1 / ranks.tau if ranks else 0.0,
-        ranks.rho * ranks.tau if ranks else 0.0,
-        ranks.delta if ranks else 0.0,
-        ranks.start if ranks else 0.0,
-        ranks.top if ranks else 0.0,
+        *call.rule.rank_numbers,
         ranks.negligible if ranks else 0.0,
         calibration.beta if calibration else 0.0,
-        RANKS=ranks is not None, SUPAP=ranks is not None and ranks.kind == "supap", CALIBRATE=calibration is not None,
+        RANKS=ranks is not None, SUPAP=call.rule.is_supap, CALIBRATE=calibration is not None,
         KS=pairs.positives_at_once, **(tile | pairs.tile),
     )  # fmt: skip
 
 
-def _finish_rows(state: TileState, call: LossCall, pairs: PositivePairs, grad: bool) -> None:
+def finish_rows(state: TileState, call: LossCall, pairs: PositivePairs, grad: bool) -> None:
+    """AP and calibration of every row, from the counted ranks; SmoothAP's positives among each other."""
     M, N = call.shape
     ranks, calibration = call.rule.ranks, call.rule.calibration
-    supap = ranks is not None and ranks.kind == "supap"
     runs = (pairs.start, pairs.end, pairs.offset, pairs.own)
     block = min(64, max(pairs.largest, 2))
-    own = {"OWN": own_mode(call.gallery, call.own), "INCLUDE_SELF": call.rule.include_self, "KS": block}
+    own = {"OWN": pairs.own_mode(call), "INCLUDE_SELF": call.rule.include_self, "KS": block}
     warps = 1 if block <= 16 else 4
     inv_tau = 1 / ranks.tau if ranks else 0.0
     launch(_rows_from_ranks, (M,),
@@ -271,9 +267,9 @@ def _finish_rows(state: TileState, call: LossCall, pairs: PositivePairs, grad: b
         state.by_pos, state.positive_slopes, state.stats, M, N, pairs.total, len(state.rank_neg), inv_tau,
         ranks.steepest if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
-        RANKS=ranks is not None, SUPAP=supap, CALIBRATE=calibration is not None,
+        RANKS=ranks is not None, SUPAP=call.rule.is_supap, CALIBRATE=calibration is not None,
         ALL=calibration is not None and calibration.average == "all", **own, num_warps=warps,
     )  # fmt: skip
-    if grad and ranks is not None and not supap:
+    if grad and ranks is not None and not call.rule.is_supap:
         scores, slopes = state.positive_scores, state.positive_slopes
         launch(_among_positives, (M,), *runs, scores, state.by_pos, slopes, inv_tau, **own, num_warps=warps)
