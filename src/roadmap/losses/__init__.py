@@ -7,19 +7,25 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
+from roadmap.losses.distributed import Distributed
+from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.thresholds import Calibration, calibration
+from roadmap.losses.two_pass import TwoPass
 from roadmap.metrics.counted import average_precision
 
 __all__ = [
     "ROADMAP",
     "BlackBoxAP",
     "Calibration",
+    "Distributed",
     "FastAP",
+    "Memory",
     "SmoothAP",
     "SoftBinAP",
     "SupAP",
+    "TwoPass",
     "average_precision",
     "blackboxap",
     "calibration",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, values_are_free_to_read
 from roadmap.losses.comparison import Comparison
+from roadmap.losses.uncompiled import uncompiled
 
 Miner = Callable[..., Sequence[Tensor]]
 
@@ -79,7 +80,7 @@ class MetricLearning(nn.Module):
         return c.loss_or_nan(value + zero)
 
     # The library's control flow hangs on values (which pairs exist, which violate), which no compiler follows.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _value(
         self,
         embeddings: Tensor,

@@ -82,4 +82,7 @@ def generalised_mean(features: Tensor, exponent: Tensor, cells: tuple[int, ...],
     features = features.clamp(min=eps)
     largest = features.amax(cells, keepdim=True).detach()
     mean: Tensor = (features / largest).pow(exponent).mean(cells, keepdim=True).pow(1 / exponent)
-    return (largest * mean).squeeze(cells)
+    found = largest * mean
+    for cell in sorted(cells, reverse=True):  # one by one: the ONNX exporter knows no other way
+        found = found.squeeze(cell)
+    return found

@@ -1,0 +1,297 @@
+"""A loss over the batch of several processes: each brings a part, and gets the value and the gradient of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.metric_learning import check_module
+from roadmap.losses.processes import Gather, Processes, Total, processes_of
+from roadmap.losses.terms import Terms
+from roadmap.losses.uncompiled import uncompiled
+
+Gradients = Literal["mean", "sum"]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Distributed(nn.Module):
+    """A loss over a batch that is shared out over processes, called as the loss itself is.
+
+    Each process brings its part: the parts may be uneven, and one may be empty. The value is that of the whole batch,
+    on every process. A loss that is sums over queries (`terms`: SupAP, SmoothAP, Calibration, ROADMAP) computes the
+    rows of the process's own queries alone, against the items of all; any other sees the whole batch on every process.
+    What such a loss draws at random is drawn alike. Every process must call it, and go backward, in the same steps.
+    Without a process group, or with one process, it is the plain loss.
+
+    Args:
+        loss: a loss such as `roadmap.losses.ROADMAP()` or one of `roadmap.losses.pml`.
+        gradients: what is done with the gradients of the processes afterwards. "mean": they are averaged, which is what
+            `DistributedDataParallel` does. "sum": they are added. Either way what comes out is the gradient of one
+            process with the whole batch, for the weights of a model and for those of the loss (proxies). With "mean"
+            the weights of the loss have that gradient on every process before anything is averaged, so they need not
+            be wrapped.
+        group: the processes; None for all.
+
+    Called with a gallery, each process brings its part of that too. `indices_tuple` counts in the process's own part.
+
+    >>> import torch
+    >>> from roadmap.losses import ROADMAP
+    >>> loss = Distributed(ROADMAP())
+    >>> loss(torch.randn(8, 16, requires_grad=True), torch.arange(8) // 2).backward()
+    """
+
+    def __init__(self, loss: nn.Module, gradients: Gradients = "mean", group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        check_module("loss", loss)
+        if isinstance(loss, Distributed):
+            raise ValueError("the loss is Distributed already; pass the loss inside it")
+        if getattr(loss, "goes_outside", False):
+            raise ValueError(
+                f"a {type(loss).__name__} must know all processes; write {type(loss).__name__}(Distributed(loss), ...)"
+            )
+        if gradients not in get_args(Gradients):
+            raise ValueError(f"gradients must be 'mean' or 'sum', got {gradients!r}")
+        self.loss = loss
+        self.gradients: Gradients = gradients
+        self.group = group
+
+    def extra_repr(self) -> str:
+        return f"gradients={self.gradients!r}"
+
+    @property
+    def processes(self) -> Processes | None:
+        """Those that share the batch; None where there is but this one."""
+        return processes_of(self.group)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether each process computes the rows of its own queries alone. A loss with weights does not: each process
+        then has their whole gradient."""
+        return hasattr(self.loss, "terms") and next(self.loss.parameters(), None) is None
+
+    # Processes wait for each other here, and shapes hang on what the others bring: no compiler follows.
+    @uncompiled
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        processes = self.processes
+        if processes is None:
+            value: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            return value
+        parts = self._agreed(processes, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        gallery = None
+        if ref_emb is not None and ref_labels is not None:
+            gallery = self.items_of_all(processes, [part.of_gallery for part in parts], ref_emb, ref_labels)
+        if self.by_rows and gallery is not None:  # the queries of others are not needed
+            pairs = _moved(indices_tuple, 0, gallery.first)
+            queries = _moving(embeddings, parts)
+            return self.value(processes, Comparison.of(queries, labels, pairs, gallery.all, gallery.labels))
+        batch = self.items_of_all(processes, parts, embeddings, labels)
+        if self.by_rows:
+            pairs = _moved(indices_tuple, 0, batch.first)
+            return self.value(processes, Comparison.of(batch.own, labels, pairs, batch.all, batch.labels, batch.places))
+        return self._of_whole(processes, parts, batch, gallery, indices_tuple)
+
+    def _of_whole(
+        self,
+        processes: Processes,
+        parts: Sequence[Part],
+        batch: Items,
+        gallery: Items | None,
+        pairs: Sequence[Tensor] | None,
+    ) -> Tensor:
+        """For a loss that does not split by rows."""
+        moved = _moved(pairs, batch.first, (gallery or batch).first)
+        everyone = _gathered_pairs(processes, parts, moved, batch.all.device)
+        found = (None, None) if gallery is None else (gallery.all, gallery.labels)
+        with processes.same_draws(batch.all.device):
+            return self.share(processes, self.loss(batch.all, batch.labels, everyone, *found))
+
+    def items_of_all(self, processes: Processes, parts: Sequence[Part], x: Tensor, labels: Tensor) -> Items:
+        """The items of all processes; gradients at them go back to their owners."""
+        sizes = [part.rows for part in parts]
+        wide = _moving(x.to(_widest([part.dtype for part in parts])), parts)
+        add, factor = (True, 1.0) if self.by_rows else (False, float(processes.count))
+        own, everyone = Gather.apply(wide, processes, sizes, add, factor)  # type: ignore[no-untyped-call]
+        return Items(own, labels, everyone, processes.rows(labels.long(), sizes), sum(sizes[: processes.rank]))
+
+    def collected(
+        self, processes: Processes, x: Tensor, labels: Tensor, ids: Tensor | None, check: Callable[[], None]
+    ) -> tuple[Items, Tensor | None]:
+        """The batch of all processes and the ids of its pictures; what `check` raises on one is told to all."""
+        parts = self._agreed(processes, x, labels, None, None, None, ids, check)
+        batch = self.items_of_all(processes, parts, x, labels)
+        if ids is None:
+            return batch, None
+        return batch, processes.rows(ids.to(x.device).long(), [part.rows for part in parts])
+
+    def value(self, processes: Processes, c: Comparison) -> Tensor:
+        """The loss of all, from the rows of this process's queries."""
+        terms: Terms = self.loss.terms(c)  # type: ignore[operator]
+        factor = processes.count if self.gradients == "mean" else 1
+        sums, counts = Total.apply(terms.sums, terms.counts, processes, float(factor))  # type: ignore[no-untyped-call]
+        found: Tensor = self.loss.value(Terms(sums, counts))  # type: ignore[operator]
+        return found
+
+    def share(self, processes: Processes, value: Tensor) -> Tensor:
+        """The loss of all, which this process has whole, with the gradient that is its part in the mean or the sum."""
+        if self.gradients == "mean":
+            return value
+        return value.detach() + (value - value.detach()) / processes.count
+
+    def _agreed(
+        self,
+        processes: Processes,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        ids: Tensor | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Part]:
+        """What each process brings, checked on all alike."""
+        wrong: Exception | None = None
+        try:
+            Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            check()
+            part = Part.of(embeddings, ref_emb, indices_tuple, ids, self)
+        except Exception as error:  # told to the others, who would wait, and raised again
+            wrong, part = error, Part(broken=1)
+        device = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
+        parts = [Part(*said) for said in processes.agreed(astuple(part), device)]
+        if wrong is not None:
+            raise wrong
+        _check_parts(parts)
+        return parts
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items of several processes: this one's, `own`, and those of all; own[0] is all[first]."""
+
+    own: Tensor
+    own_labels: Tensor
+    all: Tensor
+    labels: Tensor
+    first: int
+
+    @property
+    def places(self) -> Tensor:
+        """Where this process's items stand among all."""
+        return torch.arange(self.first, self.first + len(self.own), device=self.own.device)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process brings, in integers: a type is its place in `DTYPES`, a length -1 where there is no tensor."""
+
+    broken: int = 0
+    rows: int = 0
+    width: int = 0
+    dtype: int = 0
+    moves: int = 0
+    gallery_rows: int = -1
+    gallery_width: int = -1
+    gallery_dtype: int = 0
+    gallery_moves: int = 0
+    pairs: int = -1
+    more_pairs: int = -1
+    tensors: int = 0
+    follows: int = 0
+    by_rows: int = 0
+    averages: int = 0
+    named: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        gallery: Tensor | None,
+        pairs: Sequence[Tensor] | None,
+        ids: Tensor | None,
+        loss: Distributed,
+    ) -> Part:
+        follows = torch.is_grad_enabled()
+        said = {"rows": x.shape[0], "width": x.shape[1], "dtype": DTYPES.index(x.dtype)}
+        said["moves"] = int(follows and x.requires_grad)
+        if gallery is not None:
+            said |= {"gallery_rows": gallery.shape[0], "gallery_width": gallery.shape[1]}
+            said |= {
+                "gallery_dtype": DTYPES.index(gallery.dtype),
+                "gallery_moves": int(follows and gallery.requires_grad),
+            }
+        if pairs is not None:
+            said |= {"tensors": len(pairs), "pairs": len(pairs[0]), "more_pairs": len(pairs[2])}
+        said |= {"follows": int(follows), "by_rows": int(loss.by_rows), "averages": int(loss.gradients == "mean")}
+        said |= {"named": int(ids is not None)}
+        return cls(**said)
+
+    @property
+    def of_gallery(self) -> Part:
+        """The gallery, as if it were the batch."""
+        return Part(
+            rows=self.gallery_rows, width=self.gallery_width, dtype=self.gallery_dtype, moves=self.gallery_moves
+        )
+
+
+_MUST_AGREE = {
+    "width": "embeddings of {} dimensions; all must come from the same model",
+    "gallery_width": "a gallery of {} dimensions (-1: none); all must pass one, from the same model, or none",
+    "tensors": "an indices_tuple of {} tensors (0: none); all must pass one of the same kind, or none",
+    "follows": "gradients recorded: {} (1: yes, 0: within torch.no_grad()); those who go backward would wait",
+    "by_rows": "a loss that splits by rows: {} (1: yes); all must have the same loss",
+    "named": "ids of its pictures: {} (1: yes); all must bring them, or none",
+    "averages": "gradients='mean': {} (1: yes); all must have the same",
+}
+
+
+def _check_parts(parts: Sequence[Part]) -> None:
+    broken = [rank for rank, part in enumerate(parts) if part.broken]
+    if broken:
+        raise RuntimeError(f"process {broken[0]} could not bring its part of the batch; its own message says why")
+    for name, words in _MUST_AGREE.items():
+        values = [getattr(part, name) for part in parts]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ValueError(f"process 0 brings {words.format(values[0])}. Process {rank} brings {value}")
+
+
+def _moving(x: Tensor, parts: Sequence[Part]) -> Tensor:
+    """`x`, with a gradient where any part has one: all go backward, or those who do would wait for ever."""
+    return x if x.requires_grad or not any(part.moves for part in parts) else x.detach().requires_grad_()
+
+
+def _widest(codes: Sequence[int]) -> torch.dtype:
+    found = DTYPES[codes[0]]
+    for code in codes:
+        found = torch.promote_types(found, DTYPES[code])
+    return found
+
+
+def _moved(pairs: Sequence[Tensor] | None, rows: int, columns: int) -> list[Tensor] | None:
+    """Indices that count from `rows` and `columns` on."""
+    if pairs is None:
+        return None
+    anchors = (0,) if len(pairs) == 3 else (0, 2)
+    return [some + (rows if k in anchors else columns) for k, some in enumerate(pairs)]
+
+
+def _gathered_pairs(
+    processes: Processes, parts: Sequence[Part], pairs: Sequence[Tensor] | None, device: torch.device
+) -> tuple[Tensor, ...] | None:
+    if pairs is None:
+        return None
+    sizes = [part.pairs for part in parts], [part.more_pairs for part in parts]
+    return tuple(processes.rows(some.to(device).long(), sizes[k // 2]) for k, some in enumerate(pairs))
