@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.partial(\..*)?")
+# our own temporary names, and those that safetensors makes beside the file that it is told to write
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.partial(\..*)?|\.tmp[0-9A-Za-z]{6}")
 log = logging.getLogger("roadmap")
 
 
@@ -28,7 +29,7 @@ def whole_file(path: Path) -> Iterator[str]:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(6)}.partial{path.suffix}")
+    temporary = temporary_beside(path)
     handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     permissions = stat.S_IMODE(os.fstat(handle).st_mode)
     os.close(handle)
@@ -42,6 +43,11 @@ def whole_file(path: Path) -> Iterator[str]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name for what shall take the place of `path`; where a kill leaves it, `remove_leftovers` knows it."""
+    return path.with_name(f".{path.stem}.{secrets.token_hex(6)}.partial{path.suffix}")
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -9,7 +10,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from roadmap.config.settings import HardwareSettings, SettingError
+from roadmap.config.settings import DataSettings, HardwareSettings, SettingError
+from roadmap.ranks import Ranks
 
 Model = TypeVar("Model", bound=nn.Module)
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,6 +57,13 @@ def autocast_of(settings: HardwareSettings, device: torch.device) -> torch.dtype
 def in_layout(model: Model, settings: HardwareSettings) -> Model:
     """The model with its weights in the memory layout that is asked for."""
     return model.to(memory_format=torch.channels_last) if settings.channels_last else model  # type: ignore[call-overload]
+
+
+def workers_of(data: DataSettings, ranks: Ranks) -> int | None:
+    """Threads or processes that prepare pictures for one process: those on a machine share its cores."""
+    if data.workers is not None or ranks.local_world == 1:
+        return data.workers
+    return max(1, (os.cpu_count() or 1) // ranks.local_world)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODEL = "a run folder (its best epoch), a checkpoint (.safetensors), small_cnn, or the name of any timm model"
+MODEL = "a run folder (its best epoch), a checkpoint (.safetensors or .onnx), small_cnn, or the name of any timm model"
 CHECKPOINT = Path("checkpoints") / "best.safetensors"  # inside a run folder
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
+WEIGHTS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 
 
 def checkpoint_of(what: str | Path) -> Path | None:
@@ -23,7 +23,7 @@ def checkpoint_of(what: str | Path) -> Path | None:
     if path.is_dir():
         return _inside(path)
     if path.is_file():
-        if path.suffix != ".safetensors":
+        if path.suffix not in (".safetensors", ".onnx"):
             raise ValueError(
                 f"{path} is no checkpoint of a model, which ends in .safetensors. The last.pt of a run is its state: "
                 f"name the run folder. Weights of a backbone need its name: NAME, with {path} as its weights"

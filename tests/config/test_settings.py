@@ -165,6 +165,7 @@ def test_what_nobody_decides_is_left_to_the_program() -> None:
             for name in ("image", "resize", "scale", "pack", "side", "batch_size", "per_class", "batches")
         ),
         *(f"model.{name}" for name in ("name", "weights", "pooling", "layer_norm")),
+        "memory.form",
         "optim.lr",
         "select.by",
     ]

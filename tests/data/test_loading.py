@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from roadmap.data.batches.crops import CentreCrop, RandomCrop
+from roadmap.data.batches.decoding import told_of_deaths
 from roadmap.data.batches.delivery import Order, Resident, Streamed, Threaded
 from roadmap.data.batches.loading import evaluation_batches, training_batches
 from roadmap.data.batches.resampling import cpu_crop
@@ -253,3 +259,31 @@ def test_what_is_refused_says_why(records, pictures):
         evaluation_batches(records, batch_size=0)
     with pytest.raises(ValueError, match="random crops need their draws"):
         next(Threaded(pictures, CROP)(iter([Order(0, np.asarray([0]), None)])))
+
+
+def test_a_reader_that_dies_while_it_hands_over_is_told_by_name():
+    """The connection breaks before the system says who died: the error is the one that says it."""
+    loader = DataLoader(list(range(1000)), num_workers=1, generator=torch.Generator())
+
+    class Breaking:
+        def __iter__(self):
+            yield next(alive)
+            death = threading.Timer(0.3, os.kill, (multiprocessing.active_children()[0].pid, signal.SIGKILL))
+            death.start()
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    alive = iter(loader)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal"):
+        list(told_of_deaths(Breaking()))
+
+
+def test_a_broken_connection_without_a_death_stays_what_it_is(monkeypatch):
+    monkeypatch.setattr("roadmap.data.batches.decoding.DEATH_IS_KNOWN", 0.01)
+
+    class Broken:
+        def __iter__(self):
+            yield 1
+            raise EOFError("nothing came")
+
+    with pytest.raises(EOFError, match="nothing came"):
+        list(told_of_deaths(Broken()))

@@ -61,3 +61,16 @@ def test_the_pictures_of_a_failed_step_are_named(
         fit(tiny(pictures, tmp_path / "run", **CUDA), quiet=True)
     assert last(tmp_path / "run")["step"] == 4
     assert (tmp_path / "run" / "stopped.json").is_file()
+
+
+def test_two_processes_on_one_gpu_train_as_one(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They talk through the host (gloo): the library for GPUs refuses two on one."""
+    monkeypatch.setenv("ROADMAP_SHARED_GPU", "1")
+    exact = CUDA | {"hardware__precision": "32", "optim__name": "sgd", "optim__ema": 0.5}
+    fit(tiny(pictures, tmp_path / "one", **exact), quiet=True)
+    fit(tiny(pictures, tmp_path / "two", hardware__devices=2, **exact), quiet=True)
+    one, two = (lines(tmp_path / name) for name in ("one", "two"))
+    assert two[0] == one[0]  # before training
+    for name in ("loss", "gradient norm"):
+        values = [[line[name] for line in some if line["kind"] == "step"][:4] for some in (one, two)]
+        assert values[1] == pytest.approx(values[0], rel=1e-2), name

@@ -36,11 +36,6 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of("gpu")
 
 
-def test_several_devices_are_refused_with_what_to_do() -> None:
-    with pytest.raises(ValueError, match="hardware.devices=2: training on several devices is not there yet; use 1"):
-        engine_of(HardwareSettings(device="cpu", devices=2))
-
-
 def test_half_precision_with_a_scaler_needs_a_gpu() -> None:
     """Lightning would turn it into bfloat16 with a warning, and the evaluation would still be in float16."""
     with pytest.raises(ValueError, match="hardware.precision=fp16 is for GPUs; on the CPU use 32 or bf16"):

@@ -10,8 +10,8 @@ import pytest
 from roadmap.engine import fit, resume
 from roadmap.runs import Run
 
-from .test_resume import assert_same_run, killed
-from .worlds import tiny
+from .test_resume import killed
+from .worlds import assert_same_run, tiny
 
 
 @pytest.mark.parametrize("select", [{"select__by": "last"}, {"select__every": 2}])

@@ -14,8 +14,8 @@ from roadmap.engine.splits import records_of
 from roadmap.models import retriever, save_checkpoint
 from roadmap.runs import Run
 
-from .test_resume import assert_same_run, stopped
-from .worlds import IMAGE, summary, tiny, write_classes
+from .test_resume import stopped
+from .worlds import IMAGE, assert_same_run, summary, tiny, write_classes
 
 
 def test_a_relative_run_goes_on_and_is_read_from_elsewhere(

@@ -11,7 +11,9 @@ import torch
 
 from roadmap.config.settings import DataSettings, SelectSettings
 from roadmap.data import UNLABELLED, Records
+from roadmap.data.pictures.images import PictureError
 from roadmap.engine import fit
+from roadmap.engine.faults import RunError
 from roadmap.engine.pictures import Pictures
 from roadmap.engine.splits import Splits, division_of, records_of, sampler_of, splits_of
 from roadmap.models import retriever
@@ -317,7 +319,7 @@ def test_broken_pictures_are_skipped_and_counted(own: Path, tmp_path: Path, choi
 def test_broken_pictures_stop_a_run_that_was_not_told_to_skip(own: Path, tmp_path: Path, choice: str) -> None:
     settings = tiny(damaged(own), tmp_path / "run", data__pack=choice)
     settings.data.workers = 0 if choice == "no" else 1
-    with pytest.raises(ValueError, match=r"(c00/2|c06/1).png"):
+    with pytest.raises((PictureError, RunError), match=r"(c00/2|c06/1).png"):
         fit(settings, quiet=True)
 
 

@@ -20,7 +20,19 @@ from roadmap.engine import TrainState, fit, job, resume
 from roadmap.models import retriever, save_checkpoint
 from roadmap.runs import Run
 
-from .worlds import IMAGE, Killed, assert_equal, best_weights, kill_at, last, lines, measured, summary, tiny
+from .worlds import (
+    IMAGE,
+    Killed,
+    assert_equal,
+    assert_same_run,
+    best_weights,
+    kill_at,
+    last,
+    lines,
+    measured,
+    summary,
+    tiny,
+)
 
 VIT = {"model__name": "test_vit.r160_in1k", "model__pooling": "auto", "model__drop_path": 0.5}
 # Two batches an epoch, four epochs.
@@ -29,8 +41,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "average": {"optim__ema": 0.9, "optim__schedule": "cosine", "optim__warmup": 1.0},
     "stochastic depth": VIT,
     "loss with weights": {"loss": {"name": "proxy_nca_pp"}, "optim__name": "sgd"},
+    "two passes": {"data__chunk": 3, "memory__size": 11, "optim__ema": 0.9, **VIT},
     "random miner": {"loss": {"name": "triplet_distance_weighted"}},
     "decoded every time": {"data__pack": "no", "data__workers": 0, "select__by": "last", **VIT},
+    "memory": {"memory__size": 11, "memory__warmup": 0.5},
+    "memory with repeats": {"memory__size": 13, "memory__repeats": True, "loss": {"name": "contrastive_xbm"}},
     "bfloat16": {"hardware__precision": "bf16", "select__every": 3},
 }
 
@@ -46,18 +61,6 @@ def killed(step: int, call: Callable[[], Any]) -> None:
         kill_at(patch, step)
         with pytest.raises(Killed):
             call()
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    assert_equal(lines(one), lines(other))
-    assert_equal(summary(one), summary(other))
-    assert_equal(best_weights(one), best_weights(other))
-    a, b = last(one), last(other)
-    a.pop("seconds"), b.pop("seconds")
-    assert_equal(a, b)
-    a, b = (Run.open(folder).settings().as_dict() for folder in (one, other))
-    a.pop("run"), b.pop("run")
-    assert_equal(a, b)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -275,4 +278,26 @@ fit(Settings.from_dict(json.loads(sys.argv[1])), quiet=True)
             process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     folder = resume(tmp_path / "killed", quiet=True)
+    assert_same_run(whole, folder)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing"])
+def test_a_damaged_state_is_told_and_the_one_before_used(
+    damage: str, pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = fit(tiny(pictures, tmp_path / "whole"), quiet=True)
+    folder = stopped(tiny(pictures, tmp_path / "run"), step=8)
+    state = Run(folder).last
+    content = state.read_bytes()
+    middle = len(content) // 2
+    state.unlink()  # previous.pt may be another name of the same file
+    if damage == "truncated":
+        state.write_bytes(content[:middle])
+    elif damage == "flipped":
+        state.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif damage == "empty":
+        state.touch()
+    resume(folder, quiet=True)
+    assert str(state) in caplog.text
+    assert "the run goes on from the state before it, that of step 4" in caplog.text
     assert_same_run(whole, folder)

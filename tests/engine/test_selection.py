@@ -37,7 +37,7 @@ class Judge:
         def evaluation(job: Job, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
             self.records.append(records)
             self.weights.append({name: value.clone() for name, value in model.state_dict().items()})
-            return measured({"mAP@R": self.says[len(self.records) - 1], "R@1": 0.5})
+            return measured({"mAP@R": self.says[min(len(self.records), len(self.says)) - 1], "R@1": 0.5})
 
         return evaluation
 
@@ -61,7 +61,11 @@ def test_the_best_epoch_is_kept(
     folder = fit(tiny(pictures, tmp_path / "run", select__by=by), quiet=True)
     kept = best_weights(folder)
     assert_equal(kept, judge.weights[best])
-    assert_equal(judge.weights[-1], judge.weights[best])  # what was tested is what was kept
+    assert_equal(judge.weights[5], judge.weights[best])  # what was tested is what was kept
+    if by == "test":  # beside it the last epoch, which nobody chose
+        assert_equal(judge.weights[6], judge.weights[4])
+        assert (folder / "evaluations" / "last_epoch" / "pictures.npz").is_file()
+    assert len(judge.weights) == 6 + (by == "test")
     if best < 4:
         assert any(not value.equal(kept[name]) for name, value in judge.weights[4].items())
     value = values[best - 1]

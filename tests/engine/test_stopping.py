@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -22,8 +23,7 @@ from roadmap.engine import Stopped, TrainState, fit, job, loop, resume, training
 from roadmap.engine.stopping import Signals
 from roadmap.runs import Run
 
-from .test_resume import assert_same_run
-from .worlds import last, lines, tiny
+from .worlds import assert_same_run, last, lines, tiny
 
 SEED = random.SystemRandom().randrange(10**6)  # other moments every time; a failure shows it
 
@@ -78,8 +78,10 @@ PLACES: dict[str, tuple[Any, str, int, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [*((place, signal.SIGTERM) for place in PLACES), ("judging", signal.SIGINT), ("packing", signal.SIGUSR1)],
+)
 def test_a_signal_anywhere_loses_nothing(
     place: str, number: signal.Signals, whole: Path, pictures: Path, tmp_path: Path
 ) -> None:
@@ -152,6 +154,53 @@ def test_ignored_signals_stay_ignored() -> None:
         assert signals.number is None
     finally:
         signal.signal(signal.SIGINT, kept)
+
+
+def test_a_schedulers_own_handler_is_told_when_all_is_saved(whole: Path, pictures: Path, tmp_path: Path) -> None:
+    """As submitit's, which puts the job back into the queue and ends it."""
+    found: list[tuple[int, int]] = []
+
+    def requeue(number: int, frame: Any) -> None:
+        found.append((number, last(tmp_path / "run")["step"]))
+        Run.open(tmp_path / "run").lock()  # is free again
+        sys.exit(-1)
+
+    kept = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        with calling(loop, "step", 5, lambda: tell(signal.SIGUSR2)), pytest.raises(SystemExit):
+            fit(settings(pictures, tmp_path / "run"), quiet=True)
+        assert signal.getsignal(signal.SIGUSR2) is requeue
+    finally:
+        signal.signal(signal.SIGUSR2, kept)
+    assert found == [(signal.SIGUSR2, 5)]
+    resume(tmp_path / "run", quiet=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_time_limit_of_its_own(pictures: Path, whole: Path, tmp_path: Path) -> None:
+    limited = settings(pictures, tmp_path / "run")
+    limited.hardware.time_limit = 0.05
+
+    def long_step() -> None:
+        while signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+            time.sleep(0.01)
+
+    with calling(loop, "step", 4, long_step), pytest.raises(Stopped) as caught:
+        fit(limited, quiet=True)
+    assert caught.value.exit_code == 142
+    saved = "hardware.time_limit=0.05 minutes are over: stopped and saved after step 4, in epoch 2 of 3. Go on: "
+    assert str(caught.value).startswith(saved)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    Run(tmp_path / "run").save_settings(settings(pictures, tmp_path / "run"))
+    resume(tmp_path / "run", quiet=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_what_is_raised_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    stopped = Stopped(tmp_path, signal.SIGTERM, "after step 3")
+    copied = pickle.loads(pickle.dumps(stopped))
+    assert (str(copied), copied.folder, copied.exit_code) == (str(stopped), tmp_path, 143)
 
 
 def test_a_thread_trains_without_signals(pictures: Path, tmp_path: Path) -> None:

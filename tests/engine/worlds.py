@@ -128,6 +128,35 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
         assert a == b, f"{where}: {a!r} is not {b!r}"
 
 
+def files(folder: Path) -> set[str]:
+    """Of a run, but for TensorBoard's, which has a new one with every start."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {name for name in found if not name.startswith("tensorboard")}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The same log, results, weights, state, settings and files, to the last bit, but for the clock and the folder."""
+    assert_equal(lines(one), lines(other), "log")
+    assert_equal(summary(one), summary(other), "summary")
+    assert_equal(best_weights(one), best_weights(other), "best weights")
+    a, b = last(one), last(other)
+    a.pop("seconds"), b.pop("seconds")
+    assert_equal(a, b, "state")
+    a, b = (Run.open(folder).settings().as_dict() for folder in (one, other))
+    for settings in (a, b):  # where and how long, not what is computed
+        settings.pop("run"), settings["hardware"].pop("time_limit")
+    assert_equal(a, b, "settings")
+    # how often a run was saved is a matter of the clock
+    assert sorted((files(one) ^ files(other)) - {"checkpoints/previous.pt"}) == []
+
+
+def assert_same_evaluations(one: Path, other: Path) -> None:
+    """The same values and neighbours of every test picture."""
+    for file in (one / "evaluations").iterdir():
+        a, b = (vars(Evaluation.load(run / "evaluations" / file.name)) for run in (one, other))
+        assert_equal(a, b, file.name)
+
+
 class Killed(BaseException):
     """Stands for whatever ends a process without asking."""
 

@@ -293,3 +293,24 @@ def test_json_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.M
     run.remove("summary.json")
     run.remove("summary.json")  # and it stays gone
     assert run.summary() == {}
+
+
+def test_a_checkpoint_that_a_kill_left_half_written_is_no_state(tmp_path: Path) -> None:
+    """The first one, in particular: there is nothing to go on from, and the run begins again."""
+    run = Run.create(settings(tmp_path, run=str(tmp_path / "run")))
+    run.close()
+    left = [
+        tmp_path / "run" / ".summary.0123456789ab.partial.json",
+        tmp_path / "run" / "checkpoints" / ".last.0123456789ab.partial.pt",
+        tmp_path / "run" / "checkpoints" / ".tmpdCIhY6",  # of safetensors
+        tmp_path / "run" / "evaluations" / ".test.0123456789ab.partial.npz",
+    ]
+    for path in left:
+        path.write_bytes(b"half")
+    run = Run.open(tmp_path / "run")
+    assert not run.has_state()
+    assert all(path.exists() for path in left)  # whoever only reads removes nothing: another may be writing
+    run.lock()
+    assert not any(path.exists() for path in left)
+    (tmp_path / "run" / "checkpoints" / "previous.pt").touch()
+    assert run.has_state()

@@ -87,11 +87,18 @@ def check_data(settings: Settings) -> None:
 
 
 def check_loss(settings: Settings) -> None:
-    """Its constructor takes its options; what only a run knows is made up."""
+    """Its constructor takes its options; what only a run knows is made up. A memory is something to it, if one is asked
+    for."""
+    from roadmap.losses import Memory
     from roadmap.losses.named import named_loss, required_options
 
     try:
         told = dict.fromkeys(required_options(settings.loss["name"]), 2)
-        named_loss(**(settings.loss | told))
+        loss = named_loss(**(settings.loss | told))
     except (TypeError, ValueError) as error:
         raise SettingError("loss", f"loss.{error}") from error
+    if settings.memory.size is not None:
+        try:
+            Memory(loss, 1, form=settings.memory.form)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise SettingError("memory", f"memory: {error}") from error

@@ -19,6 +19,7 @@ GROUPS = {
     "data": "Which pictures.",
     "model": "Backbone, pooling and head.",
     "loss": "What is minimised.",
+    "memory": "Earlier batches that a batch is compared with.",
     "optim": "How the weights move.",
     "select": "Which epoch is kept.",
     "hardware": "Where and how it is computed.",

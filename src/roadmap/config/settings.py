@@ -45,6 +45,8 @@ class DataSettings:
         side: shorter side of packed pictures; "auto": no smaller than `resize`.
         sampler: "m_per_class", or "category_pairs" (SOP's hard batches).
         batch_size: pictures in a batch, over all devices.
+        chunk: pictures that go through the model at a time; None for the whole batch. The gradient is that of the
+            batch, in the memory of a chunk, for a third more time than steps of a chunk take.
         per_class: pictures of each class in a batch.
         batches: batches in an epoch; None for as many as the pictures fill, "auto" for at least 10.
         batches_per_pair: of category_pairs, how often each pair of categories meets in an epoch.
@@ -66,6 +68,7 @@ class DataSettings:
     side: int = setting(AUTO, limits.AT_LEAST_1)
     sampler: str = setting("m_per_class", ("m_per_class", "category_pairs"))
     batch_size: int = setting(AUTO, limits.AT_LEAST_1)
+    chunk: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
     per_class: int = setting(AUTO, limits.AT_LEAST_1)
     batches: Optional[int] = setting(AUTO, limits.AT_LEAST_1)  # noqa: UP045
     batches_per_pair: int = setting(10, limits.AT_LEAST_1)
@@ -75,6 +78,11 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         limits.check(self, "data.")
+
+    @property
+    def parts(self) -> Optional[int]:  # noqa: UP045
+        """`chunk`, where a batch is more than one."""
+        return self.chunk if self.chunk is not None and self.chunk < self.batch_size else None
 
 
 @dataclass
@@ -106,6 +114,29 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         limits.check(self, "model.")
+
+
+@dataclass
+class MemorySettings:
+    """Earlier batches that a batch is compared with (cross-batch memory; Wang et al., CVPR 2020).
+
+    Attributes:
+        size: pictures in memory; null for none, "auto" for all training pictures, but no more than 60,000.
+        warmup: epochs before it is used and filled, while the embeddings still change fast; fractions are allowed.
+        repeats: whether older copies of a picture stay in memory when it comes again.
+        form: "joined": one comparison with batch and memory together; "added": the loss of the batch plus that against
+            the memory, as in XBM; "auto": joined for the AP losses and calibration, added for the others.
+        weight: of the memory in the added form.
+    """
+
+    size: Optional[int] = setting(None, limits.AT_LEAST_1, auto=True)  # noqa: UP045
+    warmup: float = setting(0.0, limits.AT_LEAST_0)
+    repeats: bool = False
+    form: str = setting("auto", ("auto", "joined", "added"))
+    weight: float = setting(1.0, limits.AT_LEAST_0)
+
+    def __post_init__(self) -> None:
+        limits.check(self, "memory.")
 
 
 @dataclass
@@ -176,21 +207,26 @@ class HardwareSettings:
 
     Attributes:
         device: "auto", "cpu", "cuda", "mps".
-        devices: how many of them.
+        devices: how many of them on each machine, with a process for each; they share the batch. On a CPU, how many
+            processes. "auto": all GPUs of the machine.
+        nodes: machines; more than one are started by torchrun or Slurm.
         precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, 32 elsewhere.
         compile: torch.compile's mode, "no", or "auto": on a GPU when the run is long enough to pay for compiling.
         channels_last: memory layout in which convolutions are faster.
         deterministic: refuse operations that differ from run to run.
         threads: of the CPU; None for torch's choice.
+        time_limit: minutes after which a run saves itself and leaves, to be resumed; None for no limit.
     """
 
     device: str = setting("auto", DEVICES)
-    devices: int = setting(1, limits.AT_LEAST_1)
+    devices: int = setting(1, limits.AT_LEAST_1, auto=True)
+    nodes: int = setting(1, limits.AT_LEAST_1)
     precision: str = setting("auto", PRECISIONS)
     compile: str = setting("auto", COMPILING)
     channels_last: bool = True
     deterministic: bool = False
     threads: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
+    time_limit: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
 
     def __post_init__(self) -> None:
         limits.check(self, "hardware.")
@@ -213,6 +249,7 @@ class Settings:
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=lambda: ModelSettings(AUTO, AUTO, layer_norm=AUTO))  # type: ignore[arg-type]
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "roadmap"})
+    memory: MemorySettings = field(default_factory=MemorySettings)
     optim: OptimSettings = field(
         default_factory=lambda: OptimSettings(lr=AUTO, schedule="cosine", warmup=0.5)  # type: ignore[arg-type]
     )
@@ -240,6 +277,7 @@ class Settings:
         parts = {
             "data": DataSettings,
             "model": ModelSettings,
+            "memory": MemorySettings,
             "optim": OptimSettings,
             "select": SelectSettings,
             "hardware": HardwareSettings,

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roadmap.data.batches.chunks import ChunkedBatch as ChunkedBatch
     from roadmap.data.batches.crops import CentreCrop as CentreCrop
     from roadmap.data.batches.crops import RandomCrop as RandomCrop
     from roadmap.data.batches.loading import Batch as Batch
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from roadmap.data.records import Records as Records
 
 _HOMES = {
+    "batches.chunks": ("ChunkedBatch",),
     "batches.crops": ("CentreCrop", "RandomCrop"),
     "batches.loading": ("Batch", "Batches", "evaluation_batches", "training_batches"),
     "batches.resampling": ("resized_crops",),

@@ -14,6 +14,7 @@ from roadmap.data.datasets.sources import GLYPH_SIZE
 from roadmap.data.pictures.images import PictureError, picture_size
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
+from roadmap.engine.joining import hardware_here
 from roadmap.engine.splits import MANY_CLASSES, held_out_classes
 from roadmap.hardware import device_of
 from roadmap.models import WeightsError
@@ -23,6 +24,7 @@ from roadmap.models.hub import check_hub, hub_file
 CHOSEN = {
     "data": ("image", "resize", "scale", "side", "batch_size", "per_class", "batches"),
     "model": ("name", "weights", "layer_norm"),
+    "memory": ("size",),
     "optim": ("lr",),
     "select": ("by",),
     "": ("epochs",),
@@ -33,6 +35,7 @@ TINY_SIDE, SMALL_SIDE = 48, 112  # median shorter side up to which pictures coun
 PRETRAINED = {"cuda": ("vit_small_patch14_dinov2", 224), "cpu": ("efficientnet_lite0", 160)}
 PICTURES_SEEN = 200_000  # by a pretrained network over all epochs; from scratch five times as many
 GLYPHS_EPOCHS = 7
+REMEMBERED = 60_000  # pictures in memory, at most (Table 2)
 
 
 def resolve(settings: Settings, records: Records, fetch: bool = True) -> tuple[Settings, list[str]]:
@@ -53,6 +56,7 @@ def resolve(settings: Settings, records: Records, fetch: bool = True) -> tuple[S
     _choose_epochs(choice)
     _choose_selection(choice)
     _choose_batches(choice)
+    _choose_memory(choice)
     return Settings.from_dict(choice.settings.as_dict()), [*choice.warnings, *choice.reasons]
 
 
@@ -215,11 +219,20 @@ def _choose_batches(choice: _Choice) -> None:
     spare = len(sizes) - (held_out_classes(choice.records, select.fraction) if holds_out else 0)
     why = f"{len(sizes)} training classes of {int(np.median(sizes))} pictures (median)"
     per_class = (4 if np.median(sizes) >= 4 else 2) if choice.free("data.per_class") else data.per_class
-    batch = per_class * max(1, min(max(2, 128 // per_class), spare))
-    choice.set(why, data__per_class=per_class, data__batch_size=batch)
+    classes, hardware = max(1, min(max(2, 128 // per_class), spare)), hardware_here(choice.settings.hardware)
+    processes = hardware.devices * hardware.nodes
+    if (even := next((k for k in range(classes, 0, -1) if per_class * k % processes == 0), 0)) != classes:
+        why += f", shared equally by {processes} processes"
+    choice.set(why, data__per_class=per_class, data__batch_size=per_class * (even or classes))
     if int(sizes.sum()) // data.batch_size < 10:
         choice.set("so that an epoch is more than a few steps", data__batches=10)
     choice.set("", data__batches=None)
+
+
+def _choose_memory(choice: _Choice) -> None:
+    train = len(choice.records.split("train"))
+    most = "all of them" if train <= REMEMBERED else f"{REMEMBERED:,} are what the paper could afford"
+    choice.set(f"{train:,} training pictures, {most}", memory__size=min(train, REMEMBERED))
 
 
 def class_sizes(records: Records) -> Ints:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from roadmap.config.settings import MemorySettings, SettingError
+from roadmap.losses import Distributed, Memory
+
 
 class Compare(Protocol):
-    """Embeddings (B, D) and labels (B,) of a batch -> the loss, a scalar.
+    """Embeddings (B, D), labels (B,) and pictures (B,) of a batch -> the loss, a scalar.
 
     What else the batch is compared with (the rest of a larger one, a memory of earlier ones) is the object's own; if
     it changes during training, the object says so by `state_dict`, and the run's state holds it.
     """
 
-    def __call__(self, embeddings: Tensor, labels: Tensor) -> Tensor: ...
+    def __call__(self, embeddings: Tensor, labels: Tensor, pictures: Tensor) -> Tensor: ...
 
 
 class BatchAlone:
@@ -23,6 +27,47 @@ class BatchAlone:
     def __init__(self, loss: nn.Module) -> None:
         self.loss = loss
 
-    def __call__(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, embeddings: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
         value: Tensor = self.loss(embeddings, labels)
         return value
+
+
+class BatchAndMemory:
+    """Every item of the batch searches the batch and those before it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def __call__(self, embeddings: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
+        # reading their numbers back makes the host wait for a GPU: only where they are needed
+        value: Tensor = self.memory(embeddings, labels, ids=None if self.memory.repeats else pictures)
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory's; weights of the loss are held elsewhere."""
+        return dict(self.memory.ring.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.memory.ring.load_state_dict(state_dict)
+
+
+def compare_of(
+    loss: nn.Module, settings: MemorySettings, batches: int, shared: bool = False
+) -> BatchAlone | BatchAndMemory:
+    """The comparison that the settings ask for.
+
+    Args:
+        loss: of a batch.
+        settings: of the memory.
+        batches: in an epoch, in which its warm-up is counted.
+        shared: whether several processes share each batch.
+    """
+    whole = Distributed(loss) if shared else loss
+    if settings.size is None:
+        return BatchAlone(whole)
+    warmup = math.ceil(settings.warmup * batches)
+    form: Any = settings.form
+    try:
+        return BatchAndMemory(Memory(whole, settings.size, warmup, settings.repeats, form, settings.weight))
+    except ValueError as error:
+        raise SettingError("memory", f"memory: {error}") from error

@@ -15,9 +15,19 @@ from rich.console import Console
 from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.engine.auto import WARNING
-from roadmap.engine.results import Results, choice_words, duration, remarks, result_tables, shown_metrics, start_word
+from roadmap.engine.results import (
+    Results,
+    choice_words,
+    duration,
+    processes_words,
+    remarks,
+    result_tables,
+    shown_metrics,
+    start_word,
+)
 from roadmap.engine.splits import Splits
 from roadmap.progress import Bar, bar
+from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
 
 if TYPE_CHECKING:
@@ -46,6 +56,7 @@ class Display:
         reasons: list[str],
         model: Retriever,
         fabric: Fabric,
+        ranks: Ranks = ALONE,
     ) -> None:
         data, weights = settings.data, sum(p.numel() for p in model.parameters()) / 1e6
         say = self.console.print
@@ -63,6 +74,8 @@ class Display:
         epochs = f"{settings.epochs} epoch{'' if settings.epochs == 1 else 's'}"
         say(f"training   {epochs}, {batch}, {rates}, seed {settings.seed}")
         say(f"device     {fabric.device}, precision {fabric.strategy.precision.precision}")
+        if ranks.world > 1:
+            say(f"processes  {processes_words(settings)}")
         say(f"best epoch {choice_words(settings, splits)}")
         for note in (*splits.notes, *(reason for reason in reasons if not reason.startswith(WARNING))):
             say(f"  - {note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ import torch
 from roadmap.config.settings import Settings
 from roadmap.data import Records, fresh_pack
 from roadmap.engine.auto import WARNING, median_side, resolve
-from roadmap.engine.results import duration
+from roadmap.engine.joining import hardware_here
+from roadmap.engine.results import duration, processes_words
 from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
 from roadmap.models.network import untrained_retriever
+from roadmap.ranks import Ranks
 
 TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
 # in checkpoints: twice the weights and Adam's two moments in last.pt, the same in previous.pt, the best weights
@@ -44,34 +47,47 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """An estimate: reading pictures and evaluations are not counted."""
-        return self.steps * self.settings.data.batch_size / self.rate
+        """An estimate: reading pictures, evaluations and what processes tell each other are not counted."""
+        return self.steps * self.settings.data.batch_size / (self.rate * self.processes)
+
+    @property
+    def processes(self) -> int:
+        return self.settings.hardware.devices * self.settings.hardware.nodes
 
     def lines(self) -> list[str]:
         """The plan in words."""
         data, model, optim = self.settings.data, self.settings.model, self.settings.optim
-        batch = f"batches of {data.batch_size}, {data.per_class} of a class"
+        chunks = "" if data.parts is None else f" in chunks of {data.parts}"
+        batch = f"batches of {data.batch_size}{chunks}, {data.per_class} of a class"
         return [
             *(f"{reason}\n" for reason in self.reasons if reason.startswith(WARNING)),
             f"pictures   {data.name}: {', '.join(f'{name} {count}' for name, count in self.pictures.items())}",
             f"model      {model.name}, weights {model.weights}, pictures of {data.image} pixels",
             f"training   {_count(self.settings.epochs, 'epoch')}, {_count(self.steps, 'step')}, {batch}, "
             f"{optim.name} at {optim.lr:g}",
+            *([f"processes  {processes_words(self.settings)}"] if self.processes > 1 else []),
             *(f"  - {reason}" for reason in self.reasons if not reason.startswith(WARNING)),
             f"time       about {duration(self.seconds)} (an estimate: {self.rate:,.0f} pictures a second, tried on a "
-            "batch here; reading pictures and evaluations are not counted)",
+            f"batch here{self._together()}; reading pictures and evaluations are not counted)",
             f"disk       about {_size(self.disk)} (an estimate)",
             "Nothing was written. Leave out --dry-run to start.",
         ]
 
+    def _together(self) -> str:
+        if self.processes == 1:
+            return ""
+        return f", times {self.processes} processes with a device each; what they tell each other is not counted"
+
 
 def plan(settings: Settings) -> Plan:
     """What `fit(settings)` would do. Nothing is written, nothing downloaded; built-in pictures are drawn once."""
+    settings = dataclasses.replace(settings, hardware=hardware_here(settings.hardware))
     records, drawn = division_of(records_of(settings.data))
     settings, reasons = resolve(settings, records, fetch=False)
     splits = splits_of(records, settings.data, settings.select)
     check_metric(settings.select, splits)
-    sampler = sampler_of(splits.train, settings.data, settings.seed)
+    everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
+    sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
     model = untrained_retriever(settings.model, settings.data.image)
     named = {"train": splits.train, "validation": splits.val, **{f"test {test.name}": test for test in splits.tests}}
     pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
@@ -85,10 +101,10 @@ def plan(settings: Settings) -> Plan:
 
 
 def _rate(model: Retriever, settings: Settings) -> float:
-    """Pictures a second, forwards and backwards, of the second of two batches."""
+    """Pictures a second, forwards and backwards, of the second of two batches; of two chunks, where it is chunks."""
     device = device_of(settings.hardware.device)
     model, dtype = model.to(device), autocast_of(settings.hardware, device)
-    image, count = settings.data.image, settings.data.batch_size
+    image, count = settings.data.image, settings.data.parts or settings.data.batch_size
     if device.type != "cuda":
         count = min(count, TRIED * max(1, round((224 / image) ** 2)))
     images = torch.randn(count, 3, image, image, device=device)
@@ -96,6 +112,9 @@ def _rate(model: Retriever, settings: Settings) -> float:
     for _ in range(2):
         began = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            if settings.data.parts is not None:
+                with torch.no_grad():
+                    model(images)
             vectors = model(images)
         vectors.square().sum().backward()
         if device.type == "cuda":

@@ -6,19 +6,19 @@ import copy
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from roadmap.config.settings import Settings
+from roadmap.config.settings import SettingError, Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
-from roadmap.engine.comparing import BatchAlone
+from roadmap.engine.comparing import BatchAndMemory, compare_of
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
-from roadmap.engine.passes import OnePass
+from roadmap.engine.passes import chunk_note, passes_of
 from roadmap.engine.pictures import Pictures
+from roadmap.engine.saving import load_values
 from roadmap.engine.splits import Roster, Splits
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
@@ -27,6 +27,8 @@ from roadmap.evaluation import Evaluation
 from roadmap.hardware import in_layout
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
+from roadmap.models.batch_norm import share_statistics
+from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
 
 
@@ -44,6 +46,7 @@ class Job:
     run: Run
     display: Display
     signals: Signals
+    ranks: Ranks = ALONE
 
     @property
     def current(self) -> Retriever:
@@ -63,12 +66,19 @@ class Job:
         """What a model achieves on pictures, as `roadmap evaluate` measures it later, to the bit."""
         return self.pictures.evaluation(model, records, nearest)
 
+    def metrics(self, model: Retriever, records: Records) -> dict[str, float]:
+        """The numbers of such an evaluation: those of the first process in all of them, which decide by them alike."""
+        found = self.evaluation(model, records)
+        return self.ranks.from_first(lambda: found.metrics)
+
     def tests(self, model: Retriever, nearest: int = 0) -> dict[str, Evaluation]:
         """By test set."""
         return {test.name: self.evaluation(model, test, nearest) for test in self.splits.tests}
 
     def save(self) -> None:
         """The best weights, ready to use, and the state, which holds them too: it alone decides what goes on."""
+        if not self.ranks.first:
+            return
         if self.state.best is not None:
             about = {
                 "epoch": self.state.best.epoch,
@@ -91,7 +101,7 @@ class Job:
 
     def load(self) -> None:
         """Back to where the run was saved."""
-        self.state.load(self.run.last)
+        self.state.load_state_dict(self.ranks.from_first(lambda: load_values(self.run.last)))
         self.run.forget_after(self.state.step)
 
 
@@ -104,18 +114,24 @@ def job_of(
     run: Run,
     display: Display,
     signals: Signals | None = None,
+    ranks: Ranks = ALONE,
 ) -> Job:
     """Everything a run works with, put together; pictures are packed now, if they are to be."""
+    if ranks.world > 1 and not settings.model.freeze_batch_norm:
+        _check_chunks(settings, share_statistics(model))
     model = in_layout(model.to(fabric.device), settings.hardware)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     loss = _loss(settings, splits.train, model).to(fabric.device)
     optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
-    pictures = Pictures(settings, model, fabric.device, display.quiet)
+    pictures = Pictures(settings, model, fabric.device, display.quiet, ranks)
     others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
     if loss.state_dict():
         others["loss"] = loss
+    compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
+    if isinstance(compare, BatchAndMemory):
+        others["memory"] = compare
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches
     runnable = runnable_model(model, settings.hardware, fabric.device, steps)
@@ -124,14 +140,31 @@ def job_of(
         fabric,
         wrapped,
         wrapped_optimizer,
-        OnePass(fabric, wrapped, torch.channels_last if settings.hardware.channels_last else torch.preserve_format),
-        BatchAlone(loss),
+        passes_of(fabric, wrapped, settings.hardware.channels_last, settings.data.parts),
+        compare,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
+        ranks,
+        settings.seed,
     )
+    if settings.data.parts is not None:
+        note = chunk_note(model, settings.data.parts, settings.model.freeze_batch_norm)
+        display.console.print(f"  - {note}")
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         display.console.print(f"  - {pictures.open_pack(everything)}")
-    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display, signals or Signals())
+    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display, signals or Signals(), ranks)
+
+
+def _check_chunks(settings: Settings, model: nn.Module) -> None:
+    """Processes that normalise their chunks together must have as many of them, whatever pictures are left out."""
+    shared = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if shared and settings.data.parts is not None and settings.data.on_error == "skip":
+        raise SettingError(
+            "data.on_error",
+            "data.on_error=skip with data.chunk, several processes and BatchNorm: a process that leaves pictures out "
+            "could have fewer chunks than the others, which would wait for it; use data.on_error=raise or "
+            "model.freeze_batch_norm=true",
+        )
 
 
 def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:

@@ -20,7 +20,7 @@ def train(job: Job) -> None:
     state, length = job.state, job.sampler.batches
     job.sampler.seek(state.step)
     batches = job.pictures.training(job.splits.train, job.sampler)
-    watch = Watch(job.splits.train, scaled=state.scaler is not None)
+    watch = Watch(job.splits.train, state.scaler is not None, job.ranks, job.settings.data.batch_size)
     job.display.training(job.settings.epochs, state.step, length, job.settings.data.batch_size)
     saved = time.monotonic()
     for epoch in range(1 + state.judged // length, 1 + job.settings.epochs):
@@ -42,8 +42,10 @@ def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
     job.parts.model.train()
     with job.signals.later():
         for batch in batches:
+            told = job.ranks.largest(job.signals.number or 0)  # on its way while the step is taken
             _note(job, watch.push(step(job.state, batch, job.parts)), pace, length)
-            if job.signals.number is not None:
+            if number := told() if job.ranks.world > 1 else job.signals.number:
+                job.signals.obey(number)
                 break
         _note(job, watch.pop(), pace, length)
         job.state.seconds += time.monotonic() - began
@@ -90,7 +92,7 @@ def _judge(job: Job, epoch: int) -> None:
     select, last = job.settings.select, epoch == job.settings.epochs
     judged = select.by != "last" and (last or epoch % select.every == 0)
     records, split = judging(select, job.splits) if judged else (None, None)
-    values = {} if records is None else job.evaluation(job.current, records).metrics
+    values = {} if records is None else job.metrics(job.current, records)
     with job.signals.later():
         better = False
         if split is not None:

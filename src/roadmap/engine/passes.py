@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+
+from roadmap.losses.two_pass import chunked_embeddings
+
+Images = Tensor | Iterable[Tensor]  # a batch, or its chunks, which can be read more than once
 
 
 class Passes(Protocol):
@@ -15,7 +20,7 @@ class Passes(Protocol):
     `pull_back` belongs to the last `embed`: what it needs of it, it keeps.
     """
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Images) -> Tensor:
         """(B, D), that a loss can be differentiated by."""
         ...
 
@@ -36,9 +41,50 @@ class OnePass:
     def __init__(self, fabric: Fabric, model: nn.Module, layout: torch.memory_format = torch.preserve_format) -> None:
         self.fabric, self.model, self.layout = fabric, model, layout
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Images) -> Tensor:
+        if not isinstance(images, Tensor):
+            raise TypeError("one pass needs the whole batch in one tensor; for chunks take TwoPasses")
         embeddings: Tensor = self.model(images.to(memory_format=self.layout))
         return embeddings
 
     def pull_back(self, loss: Tensor) -> None:
         self.fabric.backward(loss)
+
+
+class TwoPasses:
+    """The batch in chunks: embedded without a graph, and again, with one, when the loss's gradient is there.
+
+    Args:
+        fabric, model, layout: as for `OnePass`.
+        chunk: pictures that go through the model together, at most.
+    """
+
+    def __init__(
+        self, fabric: Fabric, model: nn.Module, chunk: int, layout: torch.memory_format = torch.preserve_format
+    ) -> None:
+        self.fabric, self.model, self.chunk, self.layout = fabric, model, chunk, layout
+
+    def embed(self, images: Images) -> Tensor:
+        def chunks() -> Iterable[Tensor]:
+            parts = [images] if isinstance(images, Tensor) else images
+            return (part.to(memory_format=self.layout) for part in parts)
+
+        return chunked_embeddings(self.model, chunks, self.chunk)
+
+    def pull_back(self, loss: Tensor) -> None:
+        self.fabric.backward(loss)
+
+
+def passes_of(fabric: Fabric, model: nn.Module, channels_last: bool, chunk: int | None) -> Passes:
+    """One pass, or two where the batch comes in chunks."""
+    layout = torch.channels_last if channels_last else torch.preserve_format
+    return OnePass(fabric, model, layout) if chunk is None else TwoPasses(fabric, model, chunk, layout)
+
+
+def chunk_note(model: nn.Module, chunk: int, frozen: bool) -> str:
+    """What a run in chunks says of itself. Batch statistics, unless they are frozen, are then those of a chunk."""
+    said = f"each batch goes through the model twice, {chunk} pictures at a time"
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if not normalised or frozen:
+        return said
+    return f"{said}; batch normalisation sees a chunk and not the batch (model.freeze_batch_norm=true stops that)"

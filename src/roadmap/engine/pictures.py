@@ -23,7 +23,9 @@ from roadmap.data import (
 from roadmap.data.pictures.packing import OnError
 from roadmap.encoder import Encoder, centre_crop
 from roadmap.evaluation import Evaluation, evaluate
+from roadmap.hardware import workers_of
 from roadmap.models import Retriever
+from roadmap.ranks import ALONE, Ranks
 
 
 def on_error_of(data: DataSettings) -> OnError:
@@ -39,13 +41,16 @@ class Pictures:
         model: whose mean and standard deviation normalise the pictures.
         device: where they are delivered.
         quiet: show no bars.
+        ranks: the processes that share them.
 
     Attributes:
         skipped: path -> reason, of pictures that could not be decoded, in training and evaluation.
     """
 
-    def __init__(self, settings: Settings, model: Retriever, device: torch.device, quiet: bool = False) -> None:
-        self.settings, self.device, self.quiet = settings, device, quiet
+    def __init__(
+        self, settings: Settings, model: Retriever, device: torch.device, quiet: bool = False, ranks: Ranks = ALONE
+    ) -> None:
+        self.settings, self.device, self.quiet, self.ranks = settings, device, quiet, ranks
         data = settings.data
         low, high = data.scale
         narrow, wide = data.ratio
@@ -66,9 +71,10 @@ class Pictures:
     def open_pack(self, everything: Records) -> str:
         """Opens the pack of a dataset, or makes it, before its splits are asked for; says what will be read."""
         data = self.settings.data
-        self._packs[everything.name, everything.root], said = pack_for(
-            everything, data.side, data.pack, on_error=on_error_of(data), progress=False if self.quiet else None
-        )
+        with self.ranks.turns():  # one makes it
+            self._packs[everything.name, everything.root], said = pack_for(
+                everything, data.side, data.pack, on_error=on_error_of(data), progress=False if self.quiet else None
+            )
         return said
 
     def _pack(self, records: Records) -> Pack | None:
@@ -84,9 +90,10 @@ class Pictures:
             self._pack(train),
             self.device,
             self.settings.seed,
-            data.workers,
+            workers_of(data, self.ranks),
             on_error_of(data),
             side=data.side,
+            chunk=data.parts,
         )
         batches.skipped = self.skipped  # one list for the whole run
         return batches
@@ -100,7 +107,7 @@ class Pictures:
             nearest: how many neighbours of each query are kept.
         """
         found = evaluate(
-            Encoder.of(model, self.settings, self.device),
+            Encoder.of(model, self.settings, self.device, self.ranks),
             records,
             pack=self._packs.get((records.name, records.root)),
             on_error=on_error_of(self.settings.data),

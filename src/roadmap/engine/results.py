@@ -40,6 +40,17 @@ def choice_words(settings: Settings, splits: Splits) -> str:
     return f"chosen on the validation pictures of {settings.data.name}"
 
 
+def processes_words(settings: Settings) -> str:
+    """How many train together, and what each does."""
+    hardware, batch = settings.hardware, settings.data.batch_size
+    world = hardware.devices * hardware.nodes
+    where = f"{hardware.nodes} machines with {hardware.devices} each" if hardware.nodes > 1 else "this machine"
+    return (
+        f"{world} on {where}; of a batch of {batch} each embeds {batch // world} and compares these "
+        f"{batch // world} rows with all {batch}"
+    )
+
+
 def start_word(settings: Settings) -> str:
     """What the network was before the run: pretrained ones are not untrained."""
     return "untrained" if settings.model.weights == "random" else "before training"

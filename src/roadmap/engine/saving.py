@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roadmap.atomic import whole_file
+from roadmap.atomic import temporary_beside, whole_file
+from roadmap.runs.folder import PREVIOUS
 
 FORMAT, VERSION = "roadmap-train-state", 2
 UNCHECKED = 1  # the version that had no checksum yet
-PREVIOUS = "previous.pt"
 log = logging.getLogger("roadmap.engine")
 
 
@@ -31,7 +31,8 @@ def save_values(values: Mapping[str, Any], path: Path) -> None:
     """
     content = {"format": FORMAT, "version": VERSION, **values}
     with whole_file(path) as temporary:
-        torch.save({**content, "checksum": checksum(content)}, temporary)
+        with open(temporary, "wb") as file:  # given a name, torch would hide what the system says of a full disk
+            torch.save({**content, "checksum": checksum(content)}, file)
         if path.is_file():
             _link(path, path.with_name(PREVIOUS))
 
@@ -94,8 +95,7 @@ def _add(digest: Any, value: Any) -> None:
 
 def _link(path: Path, other: Path) -> None:
     """Makes `other` a second name of the file at `path`, in place of what it was."""
-    temporary = other.with_name(f".{other.name}.link")
-    temporary.unlink(missing_ok=True)
+    temporary = temporary_beside(other)
     try:
         os.link(path, temporary)
         os.replace(temporary, other)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roadmap.config.settings import DataSettings, SelectSettings
+from roadmap.config.settings import DataSettings, SelectSettings, SettingError
 from roadmap.data import UNLABELLED, CategoryPairs, MPerClass, Records, dataset
 from roadmap.evaluation import merits
 from roadmap.names import did_you_mean
+from roadmap.ranks import ALONE, Ranks
 
 OWN = ("folder", "table")  # datasets of one's own, which may come without splits
 MANY_CLASSES = 20  # from which whole classes can be spared for the test
@@ -182,8 +183,15 @@ def check_metric(select: SelectSettings, splits: Splits) -> None:
     )
 
 
-def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | CategoryPairs:
-    """Which pictures meet in a batch."""
+def sampler_of(train: Records, data: DataSettings, seed: int, ranks: Ranks = ALONE) -> MPerClass | CategoryPairs:
+    """Which pictures meet in a batch, and which of them are for this process."""
+    if data.batch_size % ranks.world:
+        raise SettingError(
+            "data.batch_size",
+            f"data.batch_size={data.batch_size}: cannot be shared equally by {ranks.world} processes; give a "
+            f"multiple of {ranks.world}, or another hardware.devices",
+        )
+    apart = {"world_size": ranks.world, "rank": ranks.rank}
     if data.sampler == "category_pairs":
         if train.categories is None:
             raise ValueError(f"{train.name} has no categories; use data.sampler=m_per_class")
@@ -193,8 +201,8 @@ def sampler_of(train: Records, data: DataSettings, seed: int) -> MPerClass | Cat
                 f"data.batch_size={data.batch_size} must be a multiple of 2 x data.per_class ({2 * data.per_class}): "
                 "half a batch comes from each of two categories"
             )
-        return CategoryPairs(train.labels, train.categories, each, data.per_class, data.batches_per_pair, seed)
-    return MPerClass(train.labels, data.batch_size, data.per_class, data.batches, seed)
+        return CategoryPairs(train.labels, train.categories, each, data.per_class, data.batches_per_pair, seed, **apart)
+    return MPerClass(train.labels, data.batch_size, data.per_class, data.batches, seed, **apart)
 
 
 class Roster:

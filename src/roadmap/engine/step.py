@@ -9,12 +9,16 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from roadmap.data import Batch
+from roadmap.data import Batch, ChunkedBatch
+from roadmap.data.randomness import raw_bits
 from roadmap.engine.comparing import Compare
 from roadmap.engine.optimiser import Schedule, set_rates
 from roadmap.engine.passes import Passes
 from roadmap.engine.state import TrainState
 from roadmap.kernels.directions import directions, has_direction
+from roadmap.ranks import ALONE, Ranks
+
+DRAWS = 5  # names the stream of random numbers, apart from those of samplers and crops
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +33,8 @@ class Parts:
         compare: who is compared with whom, and what that costs.
         schedule: step -> factor on every rate.
         clip: largest norm of the gradient; None for no limit.
+        ranks: the processes that share the batch.
+        seed: of what the model draws at random, where there are several processes.
     """
 
     fabric: Fabric
@@ -38,6 +44,8 @@ class Parts:
     compare: Compare
     schedule: Schedule
     clip: float | None = None
+    ranks: Ranks = ALONE
+    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +58,18 @@ class Outcome:
     indices: Tensor
 
 
-def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
+def step(state: TrainState, batch: Batch | ChunkedBatch, parts: Parts) -> Outcome:
     """Embed, compare, pull back, move. Losses compute scores in float32 whatever the model's precision is."""
     set_rates(parts.optimizer, parts.schedule(state.step))
+    _draw_apart(state.step, parts)
     embeddings = parts.passes.embed(batch.images)
     lengths = directions(embeddings)[1]
-    if (
-        lengths.device.type == "cpu" and not has_direction(lengths).all()
-    ):  # where looking is free, losses would refuse them
+    # where looking is free, losses would refuse them
+    if lengths.device.type == "cpu" and parts.ranks.largest(int(not has_direction(lengths).all()))():
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
-    loss = parts.compare(embeddings, batch.labels)
+    loss = parts.compare(embeddings, batch.labels, batch.indices)
     parts.passes.pull_back(loss)
+    parts.ranks.average_gradients(p for group in parts.optimizer.param_groups for p in group["params"])
     norm = _gradient_norm(state, parts)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)
@@ -69,6 +78,12 @@ def step(state: TrainState, batch: Batch, parts: Parts) -> Outcome:
     state.step += 1
     numbers = torch.stack([loss.detach().float(), norm.detach().float()])
     return Outcome(state.step, numbers, lengths, batch.indices)
+
+
+def _draw_apart(step: int, parts: Parts) -> None:
+    """Dropout differs between processes, and follows from the step: there is no random state of each to be saved."""
+    if parts.ranks.world > 1:
+        torch.manual_seed(int(raw_bits(1, parts.seed, DRAWS, step, parts.ranks.rank)[0]) >> 1)
 
 
 def _gradient_norm(state: TrainState, parts: Parts) -> Tensor:

@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from roadmap.config.settings import SettingError, Settings
+from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
 from roadmap.engine.auto import resolve
 from roadmap.engine.display import Display
+from roadmap.engine.faults import explain_failures
 from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
+from roadmap.engine.joining import Place, hardware_at, place_here, ranks_at
+from roadmap.engine.launching import launch
 from roadmap.engine.loop import train
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.results import Results
 from roadmap.engine.retrievals import show_retrievals
-from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
+from roadmap.engine.splits import Roster, Splits, check_metric, division_of, records_of, sampler_of, splits_of
 from roadmap.engine.stopping import Signals
 from roadmap.engine.watch import NonFiniteError
 from roadmap.models import retriever
+from roadmap.ranks import Ranks
 from roadmap.runs import Run
 
 NEAREST = 10  # neighbours of each test picture that are kept
@@ -41,28 +45,51 @@ def fit(settings: Settings, quiet: bool = False) -> Path:
         The run's folder.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM, with the folder, when what is done is saved.
+        Stopped: after Ctrl-C, SIGTERM or another request to end, with the folder, when what is done is saved.
     """
-    with Signals() as signals, ExitStack() as at_the_end:
-        settings = absolute_paths(settings)
-        found = records_of(settings.data)
-        records, drawn = division_of(found)
-        settings, reasons = resolve(settings, records)
-        splits = splits_of(records, settings.data, settings.select)
-        check_metric(settings.select, splits)
-        # batches that cannot be made leave no folder behind
-        sampler = sampler_of(splits.train, settings.data, settings.seed)
-        display, fabric = Display(quiet), engine_of(settings.hardware)
-        torch.manual_seed(settings.seed)
+    place = place_here()
+    hardware = hardware_at(settings.hardware, place)
+    settings = dataclasses.replace(absolute_paths(settings), hardware=hardware)
+    if place is None and hardware.devices > 1:
+        return launch(hardware.devices, "fit", {"settings": settings, "quiet": quiet})
+    with ranks_at(hardware, place) as ranks, Signals(ranks) as signals, ExitStack() as at_the_end:
+        return _finish(_new_job(settings, ranks, Display(quiet or not ranks.first), signals, at_the_end))
+
+
+def _new_job(settings: Settings, ranks: Ranks, display: Display, signals: Signals, at_the_end: ExitStack) -> Job:
+    signals.limit(settings.hardware.time_limit)
+    found = records_of(settings.data)
+    records, drawn = division_of(found)
+    settings, reasons = ranks.from_first(lambda: resolve(settings, records))
+    splits = splits_of(records, settings.data, settings.select)
+    check_metric(settings.select, splits)
+    _check_pictures(splits, ranks)
+    # batches that cannot be made leave no folder behind
+    sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
+    fabric = engine_of(settings.hardware, ranks)
+    torch.manual_seed(settings.seed)
+    with ranks.turns():  # one fetches the weights
         model = retriever(settings.model, settings.data.image)
-        with signals.later():
-            run = Run.create(settings)
-            at_the_end.callback(run.close)
-            at_the_end.callback(display.close)
-            signals.folder = run.folder
-            _store_division(run, splits.everything, found)
-        display.start(run.folder, settings, splits, [*reasons, *drawn], model, fabric)
-        return _finish(job_of(settings, fabric, splits, sampler, model, run, display, signals))
+    with signals.later():
+        run = Run.create(settings) if ranks.first else None
+        run = run or Run(Path(settings.run or settings.out), writes=False)
+        at_the_end.callback(run.close)
+        at_the_end.callback(display.close)
+        signals.folder = run.folder
+        _store_division(run, splits.everything, found)
+    display.start(run.folder, settings, splits, [*reasons, *drawn], model, fabric, ranks)
+    return job_of(settings, fabric, splits, sampler, model, run, display, signals, ranks)
+
+
+def _check_pictures(splits: Splits, ranks: Ranks) -> None:
+    """Processes on different machines may look at different disks."""
+    rosters = ranks.from_all((Roster(splits.train).digest, Roster(splits.train).size))
+    for rank, (digest, size) in enumerate(rosters):
+        if digest != rosters[0][0]:
+            raise ValueError(
+                f"process {rank} finds other training pictures ({size}) than the first ({rosters[0][1]}); "
+                "every machine needs the same ones at the same place"
+            )
 
 
 def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path:
@@ -79,34 +106,52 @@ def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path
     Raises:
         Stopped: as in `fit`.
     """
-    with Signals() as signals, ExitStack() as at_the_end:
-        run, display = Run.open(folder), Display(quiet)
+    place = place_here()
+    hardware = _hardware_of(folder, place)
+    if place is None and hardware.devices > 1:
+        return launch(hardware.devices, "resume", {"folder": folder, "epochs": epochs, "quiet": quiet})
+    with ranks_at(hardware, place) as ranks, Signals(ranks) as signals, ExitStack() as at_the_end:
+        run = Run.open(folder) if ranks.first else Run(folder, writes=False)
+        display = Display(quiet or not ranks.first)
         signals.folder = run.folder
         at_the_end.callback(run.close)
         at_the_end.callback(display.close)
         run.lock()
-        return _finish(_stopped_job(run, epochs, display, signals))
+        return _finish(_stopped_job(run, hardware, epochs, ranks, display, signals))
 
 
-def _stopped_job(run: Run, epochs: int | None, display: Display, signals: Signals) -> Job:
-    settings = dataclasses.replace(run.settings(), run=str(run.folder))
+def _hardware_of(folder: Path, place: Place | None) -> HardwareSettings:
+    """Of a run that goes on. Whoever started several processes says how many; they need not be as many as before."""
+    if place is None:
+        return hardware_at(Run.open(folder).settings().hardware, None)
+    elsewhere = place.rank > 0 and not Path(folder).exists()  # the run's folder need not be on every machine
+    stored = HardwareSettings() if elsewhere else Run.open(folder).settings().hardware
+    return hardware_at(dataclasses.replace(stored, devices=1, nodes=1), place)
+
+
+def _stopped_job(
+    run: Run, hardware: HardwareSettings, epochs: int | None, ranks: Ranks, display: Display, signals: Signals
+) -> Job:
+    stored, has_state = ranks.from_first(lambda: (run.settings(), run.has_state()))
+    settings = dataclasses.replace(stored, run=str(run.folder), hardware=hardware)
+    signals.limit(settings.hardware.time_limit)
     found = records_of(settings.data)
-    records, changes = run.division(found)
+    records, changes = ranks.from_first(lambda: run.division(found))
     records, _ = division_of(records)
     splits = splits_of(records, settings.data, settings.select)
     splits = dataclasses.replace(splits, val_given="val" in found.split_names())
-    sampler = sampler_of(splits.train, settings.data, settings.seed)
-    if not run.has_state():
+    sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
+    if not has_state:
         _store_division(run, splits.everything, found)
     longer = settings if epochs is None else _with_epochs(settings, epochs)
-    fabric = engine_of(settings.hardware)
+    fabric = engine_of(settings.hardware, ranks)
     torch.manual_seed(settings.seed)
     # a saved state brings the weights: the file they first came from is not needed again
-    start = dataclasses.replace(settings.model, weights="random") if run.has_state() else settings.model
+    start = dataclasses.replace(settings.model, weights="random") if has_state else settings.model
     model = retriever(start, settings.data.image)
-    display.start(run.folder, longer, splits, changes, model, fabric)
-    job = job_of(longer, fabric, splits, sampler, model, run, display, signals)
-    if run.has_state():
+    display.start(run.folder, longer, splits, changes, model, fabric, ranks)
+    job = job_of(longer, fabric, splits, sampler, model, run, display, signals, ranks)
+    if has_state:
         job.load()
     else:
         run.forget_after(-1)
@@ -145,21 +190,34 @@ def _store_division(run: Run, division: Records, found: Records) -> None:
 
 
 def _finish(job: Job) -> Path:
-    """All that is left to do: train, test, write it down."""
+    """All that is left to do; what hinders it is told in words."""
+    with explain_failures(job):
+        return _train_and_test(job)
+
+
+def _train_and_test(job: Job) -> Path:
+    """Train, test, write it down."""
     try:
         before = _before(job)
         train(job)
         tests = job.tests(job.kept, NEAREST)
+        # beside an epoch that was chosen on the test set, which flatters, the last one, which nobody chose
+        last = job.tests(job.current) if job.settings.select.by == "test" else {}
     except NonFiniteError as error:
         job.run.write_json("stopped.json", {"step": error.step, "why": str(error), "pictures": error.pictures})
         raise
     except KeyboardInterrupt:
-        if not job.signals.torn:
+        if job.ranks.first and not job.signals.torn:
             job.save()
             job.signals.saved = job.position()
         raise
+    if not job.ranks.first:
+        return job.run.folder
     for name, evaluation in tests.items():
         evaluation.save(job.run.evaluation_file(name))
+    for name, evaluation in last.items():
+        path = job.run.evaluation_file(name)
+        evaluation.save(path.parent / "last_epoch" / path.name)
     show_retrievals(job, tests)
     after = {name: evaluation.metrics for name, evaluation in tests.items()}
     results = Results(before, after, job.state.best, len(job.pictures.skipped))
@@ -186,7 +244,7 @@ def _summary(job: Job, results: Results) -> dict[str, Any]:
 
 def _before(job: Job) -> dict[str, dict[str, float]]:
     """The test metrics of the model before training; a resumed run finds them in its log."""
-    logged = [line for line in job.run.history() if line["kind"] == "before"]
+    logged = job.ranks.from_first(lambda: [line for line in job.run.history() if line["kind"] == "before"])
     if logged:
         tests = logged[0]["metrics"].items()
         return {name: {k: math.nan if v is None else v for k, v in values.items()} for name, values in tests}

@@ -12,6 +12,7 @@ from torch import Tensor
 from roadmap.data import Records
 from roadmap.engine.step import Outcome
 from roadmap.kernels.directions import has_direction
+from roadmap.ranks import ALONE, Ranks
 
 OVERFLOWS = 30  # in a row, after which fp16's scaler will not recover
 
@@ -45,10 +46,12 @@ class Watch:
     Args:
         records: to name the pictures of a step that failed.
         scaled: whether a gradient scaler skips overflowing steps, which is then not a failure.
+        ranks: the processes that share a batch; its numbers are the same on all.
+        batch: pictures of a batch over all processes.
     """
 
-    def __init__(self, records: Records, scaled: bool) -> None:
-        self.records, self.scaled = records, scaled
+    def __init__(self, records: Records, scaled: bool, ranks: Ranks = ALONE, batch: int = 0) -> None:
+        self.records, self.scaled, self.ranks, self.batch = records, scaled, ranks, batch
         self._waiting: tuple[Outcome, Tensor, torch.cuda.Event | float] | None = None
         self._overflows = 0
 
@@ -79,10 +82,12 @@ class Watch:
         tolerated = self.scaled and self._overflows < OVERFLOWS
         if not math.isfinite(loss) or (self._overflows and not tolerated):
             raise self._failure(outcome, loss, norm)
-        return Reading(outcome.step, loss, norm, len(outcome.indices), done)
+        pictures = len(outcome.indices) if self.ranks.world == 1 else self.batch
+        return Reading(outcome.step, loss, norm, pictures, done)
 
     def _failure(self, outcome: Outcome, loss: float, norm: float) -> NonFiniteError:
-        rows = zip(outcome.indices.tolist(), has_direction(outcome.lengths).tolist(), strict=True)
+        mine = zip(outcome.indices.tolist(), has_direction(outcome.lengths).tolist(), strict=True)
+        rows = [row for part in self.ranks.from_all(list(mine)) for row in part]
         named = [(self.records.paths[index], good) for index, good in rows]
         suspects, others = ([name for name, good in named if good is wanted] for wanted in (False, True))
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"

@@ -22,7 +22,7 @@ def table(folders: Iterable[str | Path]) -> list[dict[str, Any]]:
     because it is not finished or has no such setting, is None.
     """
     runs = [Run.open(Path(folder)) for folder in folders]
-    settings = [_flat(run.settings().as_dict()) for run in runs]
+    settings = [flat(run.settings().as_dict()) for run in runs]
     summaries = [run.summary() for run in runs]
     tests = list(dict.fromkeys(name for summary in summaries for name in summary.get("after", {})))
     rows = []
@@ -63,8 +63,9 @@ def _shown(test: str, summaries: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in SHOWN if name in metrics] or list(metrics)[:2]
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names."""
+    found: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return flat
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return found

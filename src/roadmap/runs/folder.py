@@ -9,6 +9,7 @@ checkpoints/last.pt      everything needed to go on (`TrainState`); previous.pt 
 checkpoints/best.safetensors   the chosen weights, self-contained: embed, evaluate, search
 evaluations/             what was measured on each test set
 summary.json             the results, before and after
+report/                  what `roadmap report` computed beside that, if it was asked
 .lock                    which process writes here, if one does
 """
 
@@ -23,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from roadmap.atomic import whole_file
+from roadmap.atomic import remove_leftovers, whole_file
 from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.runs.board import Board
@@ -31,12 +32,18 @@ from roadmap.runs.division import save_division, stored_division
 from roadmap.runs.lock import hold
 from roadmap.runs.machine import environment
 
+LAST, PREVIOUS = "last.pt", "previous.pt"  # states, in checkpoints/
+PARTS = ("checkpoints", "evaluations")
+
 
 class Run:
-    """One run's folder. Everything in it is plain text or weights: nothing that is loaded can run code."""
+    """One run's folder. Everything in it is plain text or weights: nothing that is loaded can run code.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    Of several processes that train together one writes; to the others `writes=False` it is only a name.
+    """
+
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        self.folder, self.writes = Path(folder), writes
         self._lock: IO[str] | None = None
         self._log: Any = None
         self.board = Board(self.folder / "tensorboard")
@@ -57,7 +64,7 @@ class Run:
                 f"{folder} already holds a run; give another run=FOLDER, or go on with it: "
                 f"roadmap train resume={folder}"
             )
-        for name in ("checkpoints", "evaluations"):
+        for name in PARTS:
             (folder / name).mkdir(exist_ok=True)
         run._write("environment.json", json.dumps(environment(), indent=2) + "\n")
         run.save_settings(settings)  # last: a folder with settings is a run
@@ -72,21 +79,27 @@ class Run:
         return cls(folder)
 
     def lock(self) -> None:
-        """Keeps other processes from writing here, until `close`; refuses where one does."""
-        if self._lock is None:
+        """Keeps other processes from writing here, until `close`; refuses where one does.
+
+        What a process that was killed left half written is removed.
+        """
+        if self._lock is None and self.writes:
             self._lock = hold(self.folder)
+            for folder in (self.folder, *(self.folder / name for name in PARTS)):
+                if folder.is_dir():
+                    remove_leftovers(folder)
 
     @property
     def last(self) -> Path:
-        return self.folder / "checkpoints" / "last.pt"
+        return self.folder / "checkpoints" / LAST
 
     def evaluation_file(self, test: str) -> Path:
         """Where what was measured on a test set is kept."""
         return self.folder / "evaluations" / f"{_plain_name(test)}.npz"
 
     def has_state(self) -> bool:
-        """Whether something was saved to go on from."""
-        return any((self.folder / "checkpoints").glob("*.pt"))
+        """Whether something was saved to go on from; what a kill left half written is nothing."""
+        return any((self.folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
 
     @property
     def best(self) -> Path:
@@ -110,7 +123,8 @@ class Run:
 
     def save_division(self, records: Records) -> None:
         """Stores which pictures train, choose the epoch and test; for splits that the program drew."""
-        save_division(self.folder, records)
+        if self.writes:
+            save_division(self.folder, records)
 
     def division(self, records: Records) -> tuple[Records, list[str]]:
         """The pictures exactly as the run divided them, and what is missing or new since, a sentence each.
@@ -121,6 +135,8 @@ class Run:
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """A line in metrics.jsonl, and its numbers in TensorBoard."""
+        if not self.writes:
+            return
         if self._log is None:
             self._log = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         line = {"kind": kind, "step": step, **{name: _plain(value) for name, value in values.items()}}
@@ -140,6 +156,8 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops what was logged after `step`, which a resumed run will do again; before anything is logged anew."""
+        if not self.writes:
+            return
         self.board = Board(self.folder / "tensorboard", step + 1)
         kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= step]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
@@ -150,7 +168,8 @@ class Run:
 
     def remove(self, name: str) -> None:
         """Takes away what is no longer true, if it is there."""
-        (self.folder / name).unlink(missing_ok=True)
+        if self.writes:
+            (self.folder / name).unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any]:
         """What `write_json("summary.json", ...)` wrote; empty while the run is not finished."""
@@ -158,15 +177,20 @@ class Run:
         return dict(json.loads(path.read_text())) if path.is_file() else {}
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-        self.board.close()
+        # every line was written when it was logged, or its error was raised then: a full disk is not told twice
+        with suppress(OSError):
+            if self._log is not None:
+                self._log.close()
+        with suppress(OSError):
+            self.board.close()
+        self._log = None
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def _write(self, name: str, text: str) -> None:
+        if not self.writes:
+            return
         with whole_file(self.folder / name) as temporary:
             Path(temporary).write_text(text, encoding="utf-8")
 

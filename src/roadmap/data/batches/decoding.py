@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,11 @@ from roadmap.data.batches.delivery import Delivery, Order, bytes_seen, windows_o
 from roadmap.data.batches.resampling import cpu_crop, resized_crops, write_network_input
 from roadmap.data.pictures.images import PictureError
 from roadmap.data.pictures.packing import small_picture
+from roadmap.data.pictures.processes import leave_signals_to_parent
 from roadmap.data.records import Floats, Records
 
 _Item = tuple[int, Floats | None]
+DEATH_IS_KNOWN = 5.0  # seconds at most; the signal ends them
 
 
 class Decoded:
@@ -61,8 +64,10 @@ class Decoded:
             num_workers=self.workers,
             collate_fn=_collation,
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=leave_signals_to_parent,
+            generator=torch.Generator(),  # else every iterator moves the random numbers that a model draws from
         )
-        for parts, pixels, skipped in loader:
+        for parts, pixels, skipped in told_of_deaths(loader):
             indices = np.asarray([part.index for part in parts], dtype=np.int64)
             yield Delivery(asked.popleft(), self._images(parts, pixels), indices, skipped)
 
@@ -83,6 +88,24 @@ class Decoded:
         starts = np.cumsum(sizes) - sizes - skip  # where the picture would start if the rows above were there too
         widths = np.asarray([part.width for part in parts], dtype=np.int64)
         return resized_crops(pixels.to(self.device, non_blocking=True), starts, widths, windows, self.crop)
+
+
+def told_of_deaths(loader: Iterable[Any]) -> Iterator[Any]:
+    """What the loader gives, and torch's own error where a process of it dies.
+
+    One that is killed while it hands a batch over breaks the connection first. That it is dead is known a moment later,
+    by a signal whose handler raises wherever the program then is: so that is waited for here.
+    """
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (ConnectionError, EOFError, FileNotFoundError):  # of the socket; pictures raise PictureError
+            time.sleep(DEATH_IS_KNOWN)
+            raise
+        yield batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from roadmap.data.batches.chunks import ChunkedBatch, Chunks
 from roadmap.data.batches.crops import CentreCrop, Crop, RandomCrop
 from roadmap.data.batches.decoding import Decoded
 from roadmap.data.batches.delivery import Delivery, Order, Resident, Source, Streamed, Threaded
@@ -21,6 +23,7 @@ from roadmap.data.pictures.packing import OnError
 from roadmap.data.pictures.packs import Pack, picture_key
 from roadmap.data.pictures.policy import SIDE, needed_side
 from roadmap.data.records import Records
+from roadmap.ranks import ALONE, Ranks
 
 RESIDENT_SHARE = 0.4  # of free device memory that a pack may take; the rest is for the model
 Place = Literal["auto", "resident", "streamed"]
@@ -46,6 +49,8 @@ class Batches:
         sampler: follows what is handed out.
         substitutes: what else to order instead of a batch of which nothing could be decoded; without, it is left out.
         known: index -> reason, of pictures that are known not to decode before they are met.
+        chunk: pictures that are delivered at a time; None for whole batches.
+        device: where labels of chunked batches are wanted.
 
     Attributes:
         skipped: picture_key -> reason, of pictures left out because they could not be decoded, each once: those that
@@ -62,10 +67,13 @@ class Batches:
         sampler: MPerClass | CategoryPairs | None = None,
         substitutes: Callable[[Order], Iterator[Order]] | None = None,
         known: dict[int, str] | None = None,
+        chunk: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.records, self.skipped = records, dict[str, str]()
         self._source, self._orders, self._length, self._skip = source, orders, length, skip
         self._sampler, self._substitutes, self._known = sampler, substitutes, known or {}
+        self._chunk, self._device = chunk, device or torch.device("cpu")
 
     def __len__(self) -> int:
         return self._length
@@ -73,6 +81,9 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         if self._skip:
             self._note(self._known)
+        if self._chunk is not None:
+            yield from self._in_chunks(self._chunk)  # type: ignore[misc]  # they have the same attributes
+            return
         empty = 0
         for delivery in self._source(self._orders()):
             self._note(delivery.skipped)
@@ -90,6 +101,18 @@ class Batches:
             yield Batch(found.images, labels, indices)
         if empty and empty == self._length:
             raise self._unreadable()
+
+    def _in_chunks(self, chunk: int) -> Iterator[ChunkedBatch]:
+        for order in self._orders():
+            others = self._substitutes(order) if self._skip and self._substitutes is not None else iter(())
+            tried = (Chunks(self._source, one, chunk, self._note) for one in chain([order], others))
+            # what could be left out whole is looked into before it is handed out
+            found = next((chunks for chunks in tried if not self._skip or chunks.any()), None)
+            if found is None:
+                raise self._unreadable()
+            if self._sampler is not None:
+                self._sampler.seek(order.position + 1)
+            yield ChunkedBatch(found, self.records.labels, self._device)
 
     def _note(self, skipped: dict[int, str]) -> None:
         for index, reason in skipped.items():
@@ -127,6 +150,7 @@ def training_batches(
     on_error: OnError = "raise",
     place: Place = "auto",
     side: int | None = None,
+    chunk: int | None = None,
 ) -> Batches:
     """The batches of the sampler's epochs, randomly cropped. Crops are a pure function of (seed, position).
 
@@ -143,13 +167,16 @@ def training_batches(
             or whichever fits.
         side: shorter side of the pack that these pictures have, or would have: files are resized to it first, so that
             the pixels are those of a pack. None: 256, or as large as the crop needs.
+        chunk: deliver `ChunkedBatch`es, whose crops come so many at a time and are made as often as they are read, so
+            that a batch is never whole in memory. The crops are those of whole batches, to the bit.
     """
     crop = crop or RandomCrop()
 
     plan = _Plan(sampler, crop, seed, len(records))
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
     skip, known = on_error == "skip", _known(pictures)
-    return Batches(records, source, plan.orders, len(sampler), skip, sampler, plan.substitutes, known)
+    found = plan.substitutes, known, chunk, torch.device(device)
+    return Batches(records, source, plan.orders, len(sampler), skip, sampler, *found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,18 +222,24 @@ def evaluation_batches(
     on_error: OnError = "raise",
     place: Place = "streamed",
     side: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Batches:
-    """Every picture once, in order, centre-cropped; arguments as for `training_batches`."""
+    """Every picture once, in order, centre-cropped; arguments as for `training_batches`.
+
+    Of several processes each gets some of the batches, which are those that a single one would get.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     crop = crop or CentreCrop()
 
+    length = -(-len(records) // batch_size)
+
     def orders() -> Iterator[Order]:
-        for step, first in enumerate(range(0, len(records), batch_size)):
+        for step in ranks.share(length):
+            first = step * batch_size
             yield Order(step, np.arange(first, min(first + batch_size, len(records))), None)
 
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
-    length = -(-len(records) // batch_size)
     return Batches(records, source, orders, length, on_error == "skip", known=_known(pictures))
 
 

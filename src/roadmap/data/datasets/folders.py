@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from roadmap.data.pictures.images import HEIF_SUFFIXES, reads_heif
-from roadmap.data.records import Records, numbers_of, split_named
+from roadmap.data.records import UNLABELLED, Records, numbers_of, split_named
 
 PICTURE_SUFFIXES = frozenset(
     f".{suffix}"
@@ -65,6 +65,23 @@ def folder_records(root: Path) -> Records:
     return Records(
         root.name, root, tuple(paths), labels, class_names, categories, category_names, splits=splits, notes=notes
     )
+
+
+def picture_records(root: Path) -> Records:
+    """Every picture below a folder: as `folder_records` reads it, or, where pictures lie in ROOT itself, each by the
+    folder that it lies in and those of ROOT without a class."""
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is not a folder of pictures")
+    tree = _Tree.of(root)
+    paths = sorted(tree.pictures)
+    if all("/" in path for path in paths):
+        return folder_records(root)
+    inside = [path.rpartition("/")[0] for path in paths]
+    names = sorted(set(inside) - {""})
+    number = {"": UNLABELLED} | {name: i for i, name in enumerate(names)}
+    labels = np.asarray([number[folder] for folder in inside], dtype=np.int64)
+    return Records(root.name, root, tuple(paths), labels, tuple(names), notes=tree.notes())
 
 
 def _no_splits(named: list[str], tops: Collection[str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def table_records(path: Path) -> Records:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; expected a .csv or .parquet with columns path and label")
-    columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
+    columns = table_columns(path)
     missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise ValueError(f"{path} has no column {missing}; it has {sorted(columns)}; needed are path and label")
@@ -56,6 +56,11 @@ def table_records(path: Path) -> Records:
     )
     _check_once(path, records)
     return records
+
+
+def table_columns(path: Path) -> dict[str, Sequence[Any]]:
+    """Every column of a CSV or Parquet file by its name in small letters; cells of a CSV are text."""
+    return _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
 
 
 def _texts(path: Path, columns: Columns, name: str) -> list[str]:
@@ -102,7 +107,8 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
         raise ValueError(f"{path} is not UTF-8 text ({error}); save it as CSV with UTF-8") from error
     first = text.lstrip().partition("\n")[0].lower()
     # the one that separates the columns we need; a comma where that cannot be said
-    separator = next((s for s in SEPARATORS if set(NEEDED) <= {_bare(name) for name in first.split(s)}), ",")
+    named = {s: {_bare(name) for name in first.split(s)} for s in SEPARATORS}
+    separator = next((s for wanted in (NEEDED, NEEDED[:1]) for s in SEPARATORS if set(wanted) <= named[s]), ",")
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     except csv.Error as error:

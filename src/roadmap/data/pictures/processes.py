@@ -22,6 +22,7 @@ from typing import IO, Any, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _Process = subprocess.Popen[bytes]
+GRACE = 10  # seconds
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from roadmap.data.pictures.processes import serve; serve()"
 
@@ -96,9 +97,19 @@ def _stop(process: _Process) -> None:
     process.wait()
 
 
+def leave_signals_to_parent(*_: Any) -> None:
+    """What tells a program to end goes to all of its processes, from a terminal and from Slurm alike: the one that
+    trains decides, and needs its helpers while it saves. A helper that is told to end does so ten seconds later.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+
+
 def serve() -> None:
     """The life of a worker process: tasks from standard input, (result, error) to standard output, until the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent too, which decides
+    leave_signals_to_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints, prints to standard error
     while (asked := _next(sys.stdin.buffer)) is not None:
