@@ -18,7 +18,8 @@ class Number:
     """One number, as printed.
 
     Attributes:
-        table: of the paper, "1" to "10"; or "yardstick", which is not published but was measured independently.
+        table: of the paper, "1" to "10", or figure, "fig4a"; or "yardstick", which is not published but was measured
+            independently.
         row: the loss by its name here, or what the paper calls a method that is not here.
         dataset, backbone: "cub", "resnet50" (512 dimensions), "resnet50 2048-d", "deit".
         batch_size: None where the paper prints none.
@@ -42,6 +43,12 @@ class Number:
     def text(self) -> str:
         """Such as "64.05 ± 0.51"."""
         return f"{self.value} ± {self.spread}" if self.spread else self.value
+
+    @property
+    def runs(self) -> int:
+        """How many it is the mean of."""
+        told = re.search(r"(\d) seeds", self.source)
+        return int(told[1]) if told else 5 if "five runs" in self.source else 1
 
 
 @cache
@@ -77,7 +84,7 @@ def _line(row: Sequence[Number]) -> str:
     first = row[0]
     several = len({number.dataset for number in row}) > 1
     values = [f"{number.dataset + ' ' if several else ''}{number.metric} {number.text}" for number in row]
-    table = f"Table {first.table}" if first.table.isdigit() else first.table
+    table = f"Table {first.table}" if first.table.isdigit() else re.sub(r"^fig", "Fig. ", first.table)
     batch = "" if first.batch_size is None else f", batch {first.batch_size}"
     wide = "".join(f", {rest}" for rest in first.backbone.split()[1:])
     return f"{table}{batch}{wide}: {first.row}  {', '.join(values)}  ({first.source})"

@@ -1,0 +1,162 @@
+"""Published and measured side by side: OK, differs, or not run and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roadmap.experiments.definitions import Experiment, Row
+from roadmap.experiments.published import Number
+from roadmap.experiments.results import CHOSEN, LAST, Outcome
+from roadmap.experiments.sheet import Cell, Sheet, row
+from roadmap.experiments.statistics import Estimate, estimate, t_quantile
+
+OK, DIFFERS, NOT_RUN, MEASURED, ELSEWHERE = "OK", "differs", "not run", "measured", "other hardware"
+ALLOWANCE = 1.0  # points, where one run stands against one run and neither says how much runs differ
+SHOWN = ("R@1", "mAP@R")  # of a row without a published number
+GAP, INCREASE, MINUTES = "decrease of DG_AP in %", "increase of mAP@R in %", "minutes per epoch"
+Groups = Mapping[tuple[str, tuple[str, ...]], Sequence[Outcome]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of a table.
+
+    Attributes:
+        row: of the table.
+        metric: of the number.
+        number: as published; None where the paper has none.
+        chosen: measured, the best epoch on the test set, in the unit of the number.
+        last: measured, the last epoch.
+        verdict: OK, differs, not run, measured (there is nothing to compare with).
+        why: the reason, or what was run in place of something else.
+    """
+
+    row: Row
+    metric: str
+    number: Number | None
+    chosen: Estimate | None
+    last: Estimate | None
+    verdict: str
+    why: str
+
+
+def side_by_side(experiment: Experiment, outcomes: Iterable[Outcome], reasons: Mapping[str, str]) -> list[Line]:
+    """A line for each number of a table or figure, or several, where it was run with several settings.
+
+    Args:
+        experiment: with its rows.
+        outcomes: of any runs; those of the rows are found by their keys.
+        reasons: row -> why it was not run.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.about.get("key", ""), tuple(outcome.about.get("with", ()))), []).append(outcome)
+    lines = []
+    for place, one in enumerate(experiment.rows):
+        if experiment.derived and not one.numbers:  # the first of a pair
+            continue
+        before = experiment.rows[place - 1] if experiment.derived else None
+        lines += _lines_of(one, before, groups, reasons)
+    return lines
+
+
+def _lines_of(one: Row, before: Row | None, groups: Groups, reasons: Mapping[str, str]) -> list[Line]:
+    found = [(extra, runs) for (key, extra), runs in groups.items() if key == one.key]
+    if before is not None:
+        found = [(extra, runs) for extra, runs in found if (before.key, extra) in groups]
+    metrics: list[tuple[str, Number | None]] = [(number.metric, number) for number in one.numbers]
+    metrics = metrics or [(metric, None) for metric in SHOWN]
+    if not found:
+        why = one.why_not or reasons.get(one.key, "not tried yet")
+        return [Line(one, metric, number, None, None, NOT_RUN, why) for metric, number in metrics]
+    return [
+        _line(one, metric, number, runs, None if before is None else groups[before.key, extra], extra)
+        for extra, runs in found
+        for metric, number in metrics
+    ]
+
+
+def _line(
+    one: Row, metric: str, number: Number | None, runs: Sequence[Outcome], before: Sequence[Outcome] | None,
+    extra: Sequence[str],
+) -> Line:  # fmt: skip
+    chosen, last = (_measured(metric, one, runs, before, epoch) for epoch in (CHOSEN, LAST))
+    why = "; ".join(text for text in (one.stand_in, f"with {' '.join(extra)}" if extra else "") if text)
+    if chosen is None and last is None:
+        return Line(one, metric, number, None, None, NOT_RUN, "its runs did not measure this")
+    if number is None or one.stand_in:
+        return Line(one, metric, number, chosen, last, MEASURED, why)
+    if metric == MINUTES:
+        return Line(one, metric, number, chosen, last, ELSEWHERE, why)
+    return Line(one, metric, number, chosen, last, verdict(number, chosen or last), why)  # type: ignore[arg-type]
+
+
+def verdict(number: Number, measured: Estimate) -> str:
+    """Whether a published number and a measured one differ by more than chance."""
+    return OK if abs(measured.mean - float(number.value)) <= tolerance(number, measured) else DIFFERS
+
+
+def tolerance(number: Number, measured: Estimate) -> float:
+    """How far apart two numbers lie in 95 of 100 cases when nothing but chance differs: Student's interval, with the
+    spread of the published runs, of the measured ones, or of both; one point where neither is known."""
+    spreads = [(number.runs - 1, float(number.spread))] if number.spread and number.runs > 1 else []
+    spreads += [(measured.n - 1, measured.sd)] if measured.n > 1 else []
+    if not spreads:
+        return ALLOWANCE
+    freedom = sum(n for n, _ in spreads)
+    sd = math.sqrt(sum(n * s**2 for n, s in spreads) / freedom)
+    return t_quantile(freedom) * sd * math.sqrt(1 / number.runs + 1 / measured.n)
+
+
+def _measured(
+    metric: str, one: Row, runs: Sequence[Outcome], before: Sequence[Outcome] | None, epoch: str
+) -> Estimate | None:
+    values = {run.seed: _value(run, metric, one, epoch) for run in runs}
+    if before is not None:
+        first = {run.seed: _value(run, metric, one, epoch) for run in before}
+        sign = -1 if metric == GAP else 1
+        shared = [seed for seed in values.keys() & first.keys() if first[seed] != 0]
+        values = {seed: sign * 100 * (values[seed] - first[seed]) / first[seed] for seed in shared}
+    known = [value for _, value in sorted(values.items()) if np.isfinite(value)]
+    return estimate(known) if known else None
+
+
+def _value(run: Outcome, metric: str, one: Row, epoch: str) -> float:
+    """In the unit of the published number; NaN where the run has none."""
+    if metric == MINUTES:
+        return float(run.about["training seconds"]) / float(run.about["epochs"]) / 60
+    if metric == GAP:
+        return float(run.about.get("DG_AP", {}).get(epoch, math.nan))
+    test = one.dataset if one.dataset in run.tests else next(iter(run.tests))
+    if epoch not in run.tests[test]:
+        return math.nan
+    name = "mAP@R" if metric == INCREASE else metric
+    return 100 * float(run.tests[test][epoch].metrics.get(name, math.nan))
+
+
+def sheet_of(experiment: Experiment, lines: Sequence[Line]) -> Sheet:
+    """A table for a person; what every measured row has in common stands below it."""
+    said = {line.why for line in lines if line.chosen or line.last}
+    common = next(iter(said)) if len(said) == 1 else ""
+    columns = ("row", "pictures", "network", "batch", "metric", "published", "best epoch", "last epoch", "", "why")
+    rows = []
+    for line in lines:
+        one = line.row
+        what = [one.name, one.dataset, one.backbone, str(one.batch_size or "-"), line.metric]
+        values = [line.number.text if line.number else "-", _told(line.chosen), _told(line.last)]
+        sentence = "" if line.why == common else line.why
+        rows.append(row([*what, *values, Cell(line.verdict, bold=line.verdict == DIFFERS), sentence]))
+    return Sheet(experiment.heading, columns, tuple(rows), (f"measured: {common}",) if common else ())
+
+
+def _told(measured: Estimate | None) -> str:
+    """Mean, standard deviation, and the interval of the mean over so many runs."""
+    if measured is None:
+        return "-"
+    if measured.n == 1:
+        return f"{measured.mean:.2f}"
+    return f"{measured.mean:.2f} ± {measured.sd:.2f} ({measured.low:.2f} to {measured.high:.2f}, {measured.n} runs)"

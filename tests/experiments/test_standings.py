@@ -1,0 +1,212 @@
+"""Runs side by side: what is a group, which test decides, what is in bold, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from typer.testing import CliRunner
+
+from roadmap.cli.app import app
+from roadmap.evaluation import Evaluation
+from roadmap.experiments import Standings, compare
+from roadmap.experiments.results import load_outcomes, outcome_of, save_outcomes
+from roadmap.experiments.sheet import Cell, Sheet
+from roadmap.experiments.statistics import clustered_bootstrap, holm, mcnemar
+from roadmap.runs import Run
+
+from .worlds import finished
+
+NOISE = {"good": 0.5, "alike": 0.51, "bad": 1.5}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Three seeds of three losses."""
+    home = tmp_path_factory.mktemp("runs")
+    return {
+        name: [finished(home / f"{name}{seed}", noise, seed, name=name, tau=noise) for seed in range(3)]
+        for name, noise in NOISE.items()
+    }
+
+
+def all_of(runs: dict[str, list[Path]], seeds: int = 3) -> list[Path]:
+    return [folder for folders in runs.values() for folder in folders[:seeds]]
+
+
+def values(folders: list[Path], metric: str) -> list[float]:
+    return [Run.open(folder).summary()["after"]["cub"][metric] for folder in folders]
+
+
+def test_groups_by_what_differs_and_tests_over_seeds(runs: dict[str, list[Path]]) -> None:
+    found = compare(all_of(runs))
+    assert isinstance(found, Standings)
+    assert list(found.standings) == ["R@1", "mAP@R"]
+    standings = {one.group: one for one in found.standings["mAP@R"]}
+    assert list(standings) == ["loss=good", "loss=alike", "loss=bad"]  # tau differs with the loss alone: not told
+    best = max(standings.values(), key=lambda one: one.estimate.mean)
+    assert best.group in ("loss=good", "loss=alike")
+    assert best.versus is None
+    raw = {}
+    for name in runs:
+        one, expected = standings[f"loss={name}"], values(runs[name], "mAP@R")
+        assert list(one.seeds.values()) == expected
+        assert one.estimate.mean == pytest.approx(np.mean(expected))
+        assert one.estimate.sd == pytest.approx(np.std(expected, ddof=1))
+        if one is not best:
+            assert one.versus is not None
+            assert one.versus.seeds is not None
+            theirs = scipy.stats.ttest_rel(expected, values(runs[best.group.removeprefix("loss=")], "mAP@R"))
+            raw[one.group] = theirs.pvalue
+            assert one.versus.seeds.p == pytest.approx(theirs.pvalue)
+            assert one.versus.seeds.difference < 0
+    assert found.p_values("mAP@R") == pytest.approx(dict(zip(raw, holm(list(raw.values())), strict=True)))
+    assert [one.group for one in standings.values() if one.best] == ["loss=good", "loss=alike"]
+
+
+def test_one_seed_is_tested_over_its_queries(runs: dict[str, list[Path]]) -> None:
+    found = compare(all_of(runs, 1), draws=300)
+    good, bad = (Evaluation.load(Run.open(runs[name][0]).evaluation_file("cub")) for name in ("good", "bad"))
+    best = next(one.group for one in found.standings["R@1"] if one.versus is None)
+    if best == "loss=alike":
+        good = Evaluation.load(Run.open(runs["alike"][0]).evaluation_file("cub"))
+    for metric in ("R@1", "mAP@R"):
+        one = next(one for one in found.standings[metric] if one.group == "loss=bad")
+        assert one.versus is not None
+        assert one.versus.seeds is None
+        assert math.isnan(one.estimate.sd)
+        a, b = (side.per_query[metric].numpy() for side in (good, bad))
+        expected = mcnemar(a, b) if metric == "R@1" else clustered_bootstrap(a, b, good.labels.numpy(), 300)
+        assert one.versus.queries == expected
+        assert one.versus.p == one.versus.p_queries >= expected.p
+        assert not one.best
+    assert any("nothing is known of how much the seed matters" in note for note in found.notes)
+
+
+def test_options_of_a_loss_are_told_where_runs_of_it_differ_in_them(tmp_path: Path) -> None:
+    folders = [
+        finished(tmp_path / "a", 0.5, name="supap", tau=0.01),
+        finished(tmp_path / "b", 0.5, name="roadmap", lam=0.5),
+        finished(tmp_path / "c", 0.5, name="roadmap", lam=0.7),
+    ]
+    found = compare(folders)
+    assert [one.group for one in found.standings["R@1"]] == [
+        "loss=supap",
+        "loss=roadmap loss.lam=0.5",
+        "loss=roadmap loss.lam=0.7",
+    ]
+    assert all(one.best for one in found.standings["R@1"])  # the same vectors: no test tells them apart
+
+
+def test_the_last_epoch_is_compared_where_it_was_kept(tmp_path: Path) -> None:
+    folders = [finished(tmp_path / "a", 0.5, by="test", last=1.5), finished(tmp_path / "b", 0.6, by="last", name="x")]
+    with pytest.raises(ValueError, match="a has the best epoch on the test set, b the last epoch: one choice flatters"):
+        compare(folders)
+    found = compare(folders, epoch="last")
+    assert found.selection == "the last epoch"
+    assert found.standings["mAP@R"][0].estimate.mean == pytest.approx(
+        outcome_of(folders[0]).test("cub", "last").metrics["mAP@R"]
+    )
+    assert found.standings["mAP@R"][0].estimate.mean < found.standings["mAP@R"][1].estimate.mean
+    held = finished(tmp_path / "c", 0.5, by="held_out", name="y")
+    with pytest.raises(ValueError, match="c kept no last epoch of cub: its epoch was chosen by held_out"):
+        compare([*folders, held], epoch="last")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"each": 6}, "were tested on other pictures, or by another protocol"),
+        ({"by": "held_out"}, "a has the last epoch, b the best epoch on held-out classes"),
+        ({"data": "sop"}, r"were trained on other pictures \(cub and sop"),
+        ({"test": "roxford5k"}, "were not tested on the same pictures"),
+        ({}, "a and b are the same run twice: same settings, seed 0"),
+    ],
+)
+def test_what_is_not_comparable_is_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folders = [finished(tmp_path / "a", 0.5), finished(tmp_path / "b", 0.5, **changed)]
+    with pytest.raises(ValueError, match=said):
+        compare(folders)
+
+
+def test_runs_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is not a run: it has no config.yaml"):
+        compare([tmp_path])
+    unfinished = finished(tmp_path / "a", 0.5)
+    (unfinished / "summary.json").unlink()
+    with pytest.raises(ValueError, match="is not finished; go on with it: roadmap train resume="):
+        compare([unfinished])
+    with pytest.raises(ValueError, match="there is nothing to compare"):
+        compare([])
+    with pytest.raises(ValueError, match="the runs have none of mAP@7; they have R@1"):
+        compare([finished(tmp_path / "b", 0.5)], metrics=["mAP@7"])
+
+
+def test_seeds_that_none_shares_are_not_tested(tmp_path: Path) -> None:
+    folders = [finished(tmp_path / "a", 0.5, 0), finished(tmp_path / "b", 1.5, 1, name="x")]
+    found = compare(folders)
+    (p,) = found.p_values("R@1").values()
+    assert math.isnan(p)
+    assert any("no seed in common" in note for note in found.notes)
+
+
+def test_results_in_small_files_say_the_same(runs: dict[str, list[Path]], tmp_path: Path) -> None:
+    outcomes = [outcome_of(folder) for folder in all_of(runs)]
+    save_outcomes(tmp_path, "cub", outcomes[:4])
+    save_outcomes(tmp_path, "cub", outcomes[2:])  # again, and more
+    assert len(load_outcomes(tmp_path / "cub.jsonl")) == 9
+    again, first = compare([tmp_path / "cub.jsonl"]), compare(outcomes)
+    assert again.standings["R@1"] == first.standings["R@1"]
+    assert again.p_values("mAP@R") == first.p_values("mAP@R")
+    text = (tmp_path / "cub.jsonl").read_text()
+    assert str(runs["good"][0].parent) not in text  # no folder of this machine
+
+
+def test_both_epochs_of_a_run_are_kept_query_by_query(tmp_path: Path) -> None:
+    first = outcome_of(finished(tmp_path / "a", 0.5, by="test", last=1.5))
+    save_outcomes(tmp_path, "cub", [first])
+    (again,) = load_outcomes(tmp_path / "cub.jsonl")
+    for epoch in ("chosen", "last"):
+        for metric in ("R@1", "mAP@R"):
+            kept, whole = (one.test("cub", epoch).per_query[metric] for one in (again, first))
+            assert kept == pytest.approx(whole, abs=1e-6)
+    assert (first.test("cub").per_query["R@1"] != first.test("cub", "last").per_query["R@1"]).any()
+    assert (first.test("cub").epoch, first.test("cub", "last").epoch) == (5, 9)
+
+
+def test_every_way_to_write_it(runs: dict[str, list[Path]], tmp_path: Path) -> None:
+    home = runs["good"][0].parent
+    endings = ("txt", "md", "tex", "csv", "html")
+    command = ["compare", str(home), *(word for ending in endings for word in ("--out", str(tmp_path / f"t.{ending}")))]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "loss=good" in result.output
+    texts = {ending: (tmp_path / f"t.{ending}").read_text() for ending in endings}
+    mean = f"{100 * np.mean(values(runs['bad'], 'mAP@R')):.2f}"
+    for text in texts.values():
+        assert "loss=bad" in text.replace("\\_", "_")
+        assert mean in text
+    rows = list(csv.DictReader(io.StringIO(texts["csv"])))
+    assert [row["group"] for row in rows] == sorted(["loss=alike", "loss=good", "loss=bad"])
+    assert [row["mAP@R"].endswith("*") for row in rows] == [True, False, True]
+    assert texts["md"].count("**") == 2 * texts["tex"].count("\\textbf{") == 2 * texts["html"].count("<b>") > 0
+    assert texts["tex"].count(r"\\") == 4
+    refused = CliRunner().invoke(app, ["compare", str(home), "--out", str(tmp_path / "t.pdf")])
+    assert refused.exit_code == 1
+    assert "must end in one of .txt, .md, .tex, .csv, .html, got '.pdf'" in refused.output.replace("\n", " ")
+
+
+def test_a_sheet_keeps_what_means_something_elsewhere() -> None:
+    sheet = Sheet("t", ("a_b", "%"), ((Cell("x|y & <z>"), Cell("1 ± 2", True)),), ("50 % & more",))
+    assert "x\\|y & <z>" in sheet.markdown()
+    assert r"x|y \& $<$z$>$ & \textbf{1 $\pm$ 2} \\" in sheet.latex()
+    assert "<td>x|y &amp; &lt;z&gt;</td><td><b>1 ± 2</b></td>" in sheet.html()
+    assert not re.search(r"https?://|src=", sheet.html())
+    assert sheet.csv().splitlines() == ["a_b,%", "x|y & <z>,1 ± 2*"]
