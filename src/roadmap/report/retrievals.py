@@ -51,7 +51,7 @@ class Album:
         return np.asarray([index[name] for name in ids], dtype=np.int64)
 
 
-class _Side:
+class Side:
     """The queries or the gallery of an evaluation, with their pictures."""
 
     def __init__(self, given: Album | Records, ids: Sequence[str] | None, labels: Ints) -> None:
@@ -110,8 +110,8 @@ def retrieval_page(
         raise ValueError(f"rows, nearest and sample must be at least 1, got {rows}, {nearest} and {sample}")
     _check(evaluations, judge, gallery is None)
     first = evaluations[judge]
-    asked = _Side(queries, first.ids, first.labels.numpy())
-    searched = asked if gallery is None else _Side(gallery, first.gallery_ids, first.gallery_labels.numpy())
+    asked = Side(queries, first.ids, first.labels.numpy())
+    searched = asked if gallery is None else Side(gallery, first.gallery_ids, first.gallery_labels.numpy())
     precisions = first.per_query[JUDGED_BY].numpy()
     candidates = turns(asked.labels, precisions, rows, sample)
     groups = grouped(candidates, precisions, rows)
@@ -200,26 +200,24 @@ def _parts(order: Ints, rows: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _questions(
-    evaluations: Mapping[str, Evaluation], asked: _Side, searched: _Side, groups: list[Ints], nearest: int
+    evaluations: Mapping[str, Evaluation], asked: Side, searched: Side, groups: list[Ints], nearest: int
 ) -> list[tuple[str, list[Question]]]:
     """Every group's name, and its queries with the answers of all models."""
-    first = next(iter(evaluations.values()))
-
-    def question(row: int) -> Question:
-        answers = [
-            _answers(name, evaluation, asked, searched, row, nearest) for name, evaluation in evaluations.items()
-        ]
-        found = int(first.positives[row])
-        return Question(asked.pixels(row), asked.class_name(row), asked.file(row), found, answers)
-
     return [
-        (name, [question(row) for row in group.tolist()])
+        (name, [question(evaluations, asked, searched, row, nearest) for row in group.tolist()])
         for name, group in zip(GROUPS, groups, strict=True)
         if len(group)
     ]
 
 
-def _answers(name: str, evaluation: Evaluation, asked: _Side, searched: _Side, row: int, nearest: int) -> Answers:
+def question(evaluations: Mapping[str, Evaluation], asked: Side, searched: Side, row: int, nearest: int) -> Question:
+    """A query, and what every model retrieves for it."""
+    first = next(iter(evaluations.values()))
+    answers = [_answers(name, evaluation, asked, searched, row, nearest) for name, evaluation in evaluations.items()]
+    return Question(asked.pixels(row), asked.class_name(row), asked.file(row), int(first.positives[row]), answers)
+
+
+def _answers(name: str, evaluation: Evaluation, asked: Side, searched: Side, row: int, nearest: int) -> Answers:
     """What one model retrieves for a query."""
     places, scores = evaluation.neighbours[row, :nearest].tolist(), evaluation.scores[row, :nearest].tolist()
     items = [
@@ -236,7 +234,7 @@ def _answers(name: str, evaluation: Evaluation, asked: _Side, searched: _Side, r
     return Answers(name, float(evaluation.per_query[JUDGED_BY][row]), items)
 
 
-def _about(asked: _Side, searched: _Side, candidates: Sequence[Ints], judge: str, groups: list[Ints]) -> str:
+def _about(asked: Side, searched: Side, candidates: Sequence[Ints], judge: str, groups: list[Ints]) -> str:
     """How the queries came onto the page, in words."""
     best, between, worst = map(len, groups)
     where = "one another" if searched is asked else f"{len(searched.labels):,} others"

@@ -134,11 +134,12 @@ def _table(metrics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _section(name: str, questions: Sequence[Question]) -> str:
-    articles = "\n".join(map(_article, questions))
+    articles = "\n".join(map(article, questions))
     return f"<section>\n<h2>{escape(name)}</h2>\n{articles}\n</section>"
 
 
-def _article(question: Question) -> str:
+def article(question: Question) -> str:
+    """A query beside what every model retrieves for it."""
     answers = "\n".join(_answers(given, question.relevant) for given in question.answers)
     label = f"query of class {question.class_name}, {question.file}"
     return f"""<article>

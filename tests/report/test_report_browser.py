@@ -1,0 +1,146 @@
+"""The report in a real browser: no error, no request, tabs and map work by mouse, finger and keyboard, at any width."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roadmap.report import report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def address(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("browser") / "report.html"
+    report(list(trained.values()), path, queries=2)
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
+    """The page; afterwards nothing may have been said in the console or asked of the network."""
+    context = browser.new_context(**options)
+    page = context.new_page()
+    heard: list[str] = []
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("dialog", lambda dialog: heard.append(f"dialog {dialog.message}"))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address)
+    page.wait_for_function("document.getElementById('map-box').dataset.view")
+    yield page
+    context.close()
+    assert heard == []
+    assert [url for url in asked if not url.startswith("data:")] == [address]
+
+
+def view(page: Any) -> list[float]:
+    """Where the map is: the middle of what is seen, and the zoom. Drawing waits for the next frame."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return [float(part) for part in page.eval_on_selector("#map-box", "box => box.dataset.view").split()]
+
+
+def test_tabs_show_one_group_at_a_time(browser: Any, address: str) -> None:
+    with opened(browser, address) as page:
+        tabs, panels = page.locator("[role=tab]"), page.locator("#queries .panel")
+        titles = tabs.all_text_contents()
+        assert titles[:3] == ["Random", "Hardest", "Most improved"]
+        assert any("corrects" in title for title in titles)
+        seen = lambda: [panels.nth(i).is_visible() for i in range(tabs.count())]  # noqa: E731
+        assert seen() == [True] + [False] * (tabs.count() - 1)
+        tabs.nth(1).click()
+        assert seen()[:3] == [False, True, False]
+        page.keyboard.press("ArrowRight")
+        assert seen()[:3] == [False, False, True]
+        page.emulate_media(media="print")
+        assert all(seen())  # on paper all of them
+
+
+def test_the_map_moves_by_mouse_and_keyboard(browser: Any, address: str) -> None:
+    with opened(browser, address, viewport={"width": 1000, "height": 900}) as page:
+        canvas = page.locator("#map-box canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        assert view(page) == [0, 0, 1]
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 60, y + 30, steps=3)
+        page.mouse.up()
+        right, up, zoom = view(page)
+        assert (right < 0, up > 0, zoom) == (True, True, 1)  # what was under the mouse went with it
+        page.mouse.wheel(0, -400)  # which does not wait for what comes of it
+        page.wait_for_function("document.getElementById('map-box').dataset.view.split(' ')[2] > 1.5")
+        canvas.focus()
+        page.keyboard.press("0")
+        assert view(page) == [0, 0, 1]
+        page.keyboard.press("ArrowRight")
+        assert view(page)[0] > 0
+        page.keyboard.press("+")
+        assert view(page)[2] == pytest.approx(1.3)
+        page.locator("#map-whole").click()
+        assert view(page) == [0, 0, 1]
+
+
+def test_a_point_shows_its_picture_and_marks_its_class(browser: Any, address: str) -> None:
+    with opened(browser, address, viewport={"width": 1000, "height": 900}) as page:
+        canvas = page.locator("#map-box canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
+        reach = min(box["width"], box["height"]) * 0.46 / data["scale"]
+        x = box["x"] + box["width"] / 2 + data["maps"][0]["at"][0] * reach
+        y = box["y"] + box["height"] / 2 - data["maps"][0]["at"][1] * reach
+        page.mouse.move(x, y)
+        view(page)
+        assert page.locator("#map-label").text_content() == data["classes"][data["class"][0]] + data["files"][0]
+        page.mouse.down()
+        page.mouse.up()
+        assert page.locator("#map-class").input_value() == str(data["class"][0])
+        page.locator("#map-model").select_option("2")
+        page.locator("#map-class").select_option("-1")
+        assert view(page) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, address: str, scheme: str) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+    with opened(browser, address, color_scheme=scheme, **phone) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.locator("[role=tab]").nth(1).tap()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        # letters stand out from what they are on, by WCAG's measure for text
+        ratio = page.evaluate(
+            """() => { const shine = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+                 .map((x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+                 return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+               const paper = shine(getComputedStyle(document.body).backgroundColor);
+               return Math.min(...[...document.querySelectorAll('p, th, td, h1, h2, h3, .chart text, a')].map((one) => {
+                 const style = getComputedStyle(one), ink = shine(one.closest('svg') ? style.fill : style.color);
+                 return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); })); }"""
+        )
+        assert ratio >= 4.5
+
+
+def test_it_can_be_printed(browser: Any, address: str, tmp_path: Path) -> None:
+    with opened(browser, address) as page:
+        page.pdf(path=str(tmp_path / "report.pdf"), format="A4")
+        assert (tmp_path / "report.pdf").read_bytes().count(b"/Type /Page\n") >= 4
+        assert page.locator("details:not(.long)").first.get_attribute("open") is None  # folded again on the screen
