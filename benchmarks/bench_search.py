@@ -112,12 +112,13 @@ def build(who: str, data: Path, folder: Path) -> dict[str, Any]:
 
 
 def build_milvus(vectors: np.ndarray, folder: Path) -> None:
-    from pymilvus import MilvusClient
+    from pymilvus import DataType, MilvusClient
 
     client = MilvusClient(str(folder / "plain.db"))
-    client.create_collection("plain", dimension=DIM, metric_type="IP", auto_id=False)
-    client.release_collection("plain")
-    client.drop_index("plain", "vector")
+    schema = MilvusClient.create_schema(auto_id=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    client.create_collection("plain", schema=schema)  # its index is made once, when everything is in
     for top in range(0, len(vectors), 4096):
         rows = np.array(vectors[top : top + 4096])
         client.insert("plain", [{"id": top + i, "vector": row} for i, row in enumerate(rows)])
@@ -232,7 +233,8 @@ def apart(limit: float, *arguments: Any) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"skipped": f"{arguments[0]}: not done in {limit:.0f} s"}
     if done.returncode:
-        return {"skipped": (done.stderr.strip().splitlines() or ["died"])[-1][:200]}
+        lines = [line for line in done.stderr.splitlines() if "Error" in line or "Exception" in line]
+        return {"skipped": (lines or ["died"])[-1].strip()[:200]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roadmap.refinement import Whitening, augmented_gallery, expanded_queries, reranked
+from roadmap.refinement import Refinement, Whitening, augmented_gallery, expanded_queries, reranked
 
 Rows = list[list[float]]
 
@@ -178,3 +178,39 @@ def test_reranking_helps_where_neighbours_agree() -> None:
 def test_wrong_arguments_are_refused_in_words(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(clusters(23))  # type: ignore[operator]
+
+
+def test_a_query_is_no_neighbour_of_its_own() -> None:
+    gallery = clusters(23)
+    own = torch.tensor([4, -1, 0])
+    queries = gallery[[4, 9, 0]]
+    found = expanded_queries(queries, gallery, 3, 3.0, own)
+    for row, query, mine in zip(found.tolist(), unit(queries), own.tolist(), strict=True):
+        others = [(dot(query, x), x) for j, x in enumerate(unit(gallery)) if j != mine]
+        near = sorted(others, key=lambda pair: -pair[0])[:3]
+        assert row == pytest.approx(literal_sum(query, near, 3.0), abs=1e-12)
+    _, places = reranked(queries, gallery, 22, own=own)
+    assert 4 not in places[0].tolist()
+    assert 9 in places[1].tolist()
+    with pytest.raises(ValueError, match="between 1 and 22 neighbours"):
+        reranked(queries, gallery, 23, own=own)
+    # the same as a gallery without it
+    without = torch.cat([gallery[:4], gallery[5:]])
+    _, rest = reranked(queries[:1], without, 22)
+    assert torch.equal(rest + (rest >= 4), places[:1])
+
+
+def test_a_refinement_whitens_then_augments_then_expands() -> None:
+    queries, gallery = clusters(5, seed=2), clusters(30)
+    whitening = Whitening.fit(gallery, 4)
+    held = augmented_gallery(whitening.apply(gallery), 3, 2.0)
+    asked = expanded_queries(whitening.apply(queries), held, 4, 2.0)
+    for whiten in (whitening, "own:4"):
+        refinement = Refinement(whiten, augment=3, expand=4, alpha=2.0)
+        for found, right in zip(refinement.vectors(queries, gallery), (asked, held), strict=True):
+            assert torch.allclose(found, right)
+    assert not Refinement()
+    assert refinement.words().startswith("vectors whitened, every vector of the gallery augmented by its 3 nearest")
+    for wrong, said in (({"expand": -1}, "expand must be 0 or more"), ({"whiten": "all"}, "whiten must be a Whiten")):
+        with pytest.raises(ValueError, match=said):
+            Refinement(**wrong)

@@ -6,6 +6,7 @@ vectors or cosine-like scores, higher is nearer; float64 stays float64, everythi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -20,16 +21,21 @@ from roadmap.metrics.vectors import unit_vectors
 
 # Scores held at a time.
 AT_ONCE = 1 << 25
+OWN = "own"  # a whitening fitted to what is searched
 
 
-def expanded_queries(queries: Tensor, gallery: Tensor, k: int = 10, alpha: float = 3.0) -> Tensor:
+def expanded_queries(
+    queries: Tensor, gallery: Tensor, k: int = 10, alpha: float = 3.0, own: Tensor | None = None
+) -> Tensor:
     """Alpha query expansion (Radenovic et al. 2018): q + sum over its k nearest g of max(s, 0)^alpha g, unit length.
 
-    A query that stands in the gallery finds itself first, which only lengthens its own part of the sum.
+    Args:
+        own: (Q,) where each query stands in the gallery, -1 for nowhere: it is not one of its own neighbours. None:
+            such a query finds itself first, which only lengthens its own part of the sum.
     """
     queries, gallery = unit_vectors(queries, "queries"), unit_vectors(gallery, "gallery")
-    _check_count(k, len(gallery))
-    scores, near = _nearest(queries, gallery, k)
+    _check_count(k, len(gallery) - (own is not None))
+    scores, near = _nearest(queries, gallery, k, own)
     return normalize(queries + _weighted_sum(scores, near, gallery, alpha), dim=1)
 
 
@@ -104,8 +110,75 @@ class Whitening:
             raise ValueError(f"{path} is no whitening that this program wrote: {error}") from error
 
 
+@dataclass(frozen=True)
+class Refinement:
+    """Which refinements, in the order in which they are done; nothing where nothing is asked for.
+
+    Attributes:
+        whiten: a `Whitening`, or "own": one that is fitted to what is searched; "own:64" keeps 64 dimensions.
+        augment: neighbours that each vector of the gallery takes in; 0 for none.
+        expand: neighbours that each query takes in; 0 for none.
+        rerank: how many of the nearest are re-ranked by their k-reciprocal neighbours; 0 for none.
+        alpha: the exponent of the weights in `augment` and `expand`.
+    """
+
+    whiten: Whitening | str | None = None
+    augment: int = 0
+    expand: int = 0
+    rerank: int = 0
+    alpha: float = 3.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.whiten, str) and not re.fullmatch(rf"{OWN}(:[1-9]\d*)?", self.whiten):
+            raise ValueError(f"whiten must be a Whitening, {OWN!r} or {OWN + ':DIM'!r}, got {self.whiten!r}")
+        for name in ("augment", "expand", "rerank"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+    def __bool__(self) -> bool:
+        return bool(self.whiten or self.augment or self.expand or self.rerank)
+
+    def vectors(self, queries: Tensor, gallery: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Queries and gallery after whitening, augmentation and expansion.
+
+        Args:
+            own: (Q,) where each query stands in the gallery, -1 for nowhere; its neighbours are others.
+        """
+        if (whiten := self.whitening(gallery)) is not None:
+            queries, gallery = whiten.apply(queries), whiten.apply(gallery)
+        if self.augment:
+            gallery = augmented_gallery(gallery, self.augment, self.alpha)
+        if self.expand:
+            queries = expanded_queries(queries, gallery, self.expand, self.alpha, own)
+        return queries, gallery
+
+    def whitening(self, gallery: Tensor) -> Whitening | None:
+        """The one that was given, or one that is fitted to the gallery."""
+        if not isinstance(self.whiten, str):
+            return self.whiten
+        size = self.whiten.partition(":")[2]
+        return Whitening.fit(gallery, int(size) if size else None)
+
+    def words(self) -> str:
+        """What is done, in a line."""
+        dimensions = "" if not isinstance(self.whiten, Whitening) else f" to {self.whiten.axes.shape[1]} dimensions"
+        parts = (
+            (self.whiten, f"vectors whitened{dimensions}"),
+            (self.augment, f"every vector of the gallery augmented by its {self.augment} nearest"),
+            (self.expand, f"queries expanded by their {self.expand} nearest"),
+            (self.rerank, f"the first {self.rerank} re-ranked by k-reciprocal neighbours"),
+        )
+        return ", ".join(words for wanted, words in parts if wanted)
+
+
 def reranked(
-    queries: Tensor, gallery: Tensor, count: int = 100, k1: int = 20, k2: int = 6, lam: float = 0.3
+    queries: Tensor,
+    gallery: Tensor,
+    count: int = 100,
+    k1: int = 20,
+    k2: int = 6,
+    lam: float = 0.3,
+    own: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The `count` nearest of each query, re-ranked by k-reciprocal neighbours (Zhong et al. 2017), best first.
 
@@ -115,14 +188,17 @@ def reranked(
     R(q, k1/2) for q in R(p, k1) where at least 2/3 of it lies in R(p, k1). V_p = exp(-d) on R*(p), averaged over the
     k2 nearest of p, itself first. Score: 1 - (1 - lam) Jaccard distance(V) - lam d.
 
+    Args:
+        own: (Q,) where each query stands in the gallery, -1 for nowhere: it is no candidate of its own.
+
     Returns:
         scores (Q, count) and indices into the gallery (Q, count).
     """
     queries, gallery = unit_vectors(queries, "queries"), unit_vectors(gallery, "gallery")
-    _check_count(count, len(gallery))
+    _check_count(count, len(gallery) - (own is not None))
     if k1 < 1 or k2 < 1 or not 0 <= lam <= 1:
         raise ValueError(f"k1 and k2 must be at least 1 and lam in 0..1, got k1={k1}, k2={k2}, lam={lam}")
-    scores, indices = _nearest(queries, gallery, count)
+    scores, indices = _nearest(queries, gallery, count, own)
     better = torch.empty_like(scores)
     height = max(1, AT_ONCE // (count + 1) ** 2 // 8)
     for top in range(0, len(queries), height):
@@ -155,10 +231,17 @@ def _mutual(rank: Tensor, k: int) -> Tensor:
     return (near & near.transpose(1, 2)).to(torch.float32)
 
 
-def _nearest(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Scores and indices of the k nearest, best first, a block of queries at a time."""
-    blocks = [(block @ gallery.T).topk(k, dim=1) for block in torch.split(queries, max(1, AT_ONCE // len(gallery)))]
-    return torch.cat([scores for scores, _ in blocks]), torch.cat([near for _, near in blocks])
+def _nearest(queries: Tensor, gallery: Tensor, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scores and indices of the k nearest, best first, a block of queries at a time; without the query itself."""
+    found, height = [], max(1, AT_ONCE // len(gallery))
+    for top in range(0, len(queries), height):
+        scores = queries[top : top + height] @ gallery.T
+        if own is not None:
+            mine = own[top : top + height].to(scores.device)
+            rows = (mine >= 0).nonzero()[:, 0]
+            scores[rows, mine[rows]] = -torch.inf
+        found.append(scores.topk(k, dim=1))
+    return torch.cat([scores for scores, _ in found]), torch.cat([near for _, near in found])
 
 
 def _weighted_sum(scores: Tensor, near: Tensor, gallery: Tensor, alpha: float) -> Tensor:

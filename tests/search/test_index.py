@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from roadmap.search import DamagedError, Index, installed
+from roadmap.search import DamagedError, FileFacts, Index, compact, installed
 
 from .cases import ABOUT, literal_search, made, new_index, rows_of, table
 
@@ -339,3 +339,23 @@ def test_nothing_that_is_loaded_is_a_pickle(tmp_path: Path) -> None:
     (folder / "base.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="allow_pickle=False"):
         Index.open(tmp_path / "i")
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_a_compact_copy_holds_the_same_and_no_more(tmp_path: Path, storage: str) -> None:
+    rows = table(30)
+    with new_index(tmp_path / "i", storage=storage) as index:
+        index.add(made(30), rows, files={"p4.jpg": FileFacts(1, 2, "x"), "gone.jpg": FileFacts(3, 4, "y", "damaged")})
+        index.remove([f"p{i}.jpg" for i in range(0, 30, 3)])
+        index.add(made(5, seed=7), replace=True)
+        held, files = index.search(made(30).vectors[4], 40), index.storage.rows.files()
+    facts = compact(tmp_path / "i", tmp_path / "c")
+    assert (facts["vectors"], facts["removed"]) == (22, 0)
+    with Index.open(tmp_path / "c", write=True) as copy:
+        found = copy.search(made(30).vectors[4], 40)
+        assert (found.ids, found.metadata) == (held.ids, held.metadata)
+        assert np.allclose(found.scores, held.scores, atol=1e-3 if storage == "float16" else 1e-6)
+        assert copy.storage.rows.files() == files
+        copy.add(made(5, seed=8, first=100))
+    with pytest.raises(FileExistsError, match="holds an index already"):
+        compact(tmp_path / "i", tmp_path / "c")

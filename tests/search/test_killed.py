@@ -69,7 +69,7 @@ def killed_run(folder: Path, first: int, seconds: float) -> list[tuple[str, str,
     return [(state, what, int(n)) for state, what, n in said]
 
 
-@pytest.mark.parametrize("engine", ["exact", "faiss"])
+@pytest.mark.parametrize("engine", ["exact", "faiss", pytest.param("milvus", marks=pytest.mark.slow)])
 def test_killed_while_adding_and_removing(engine: str, tmp_path: Path) -> None:
     if not installed(engine):
         pytest.skip(f"the engine {engine!r} is not installed")

@@ -77,7 +77,7 @@ def filled(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Filled:
     """An index on the server, closed; with the rows it holds."""
     folder = tmp_path_factory.mktemp("index") / "i"
     vectors, rows = made(COUNT), table(COUNT)
-    with new_index(folder, "milvus", options={"uri": server.uri}) as index:
+    with new_index(folder, "milvus", options={"uri": server.uri, "shards": 2}) as index:
         index.add(vectors, rows)
         index.remove(["p3.jpg", "p4.jpg"])
         assert index.build()["engine"]["recall@10"] >= 0.95

@@ -18,9 +18,11 @@ from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, evaluation_batch
 from roadmap.data.pictures.packing import OnError
 from roadmap.data.pictures.policy import SIDE
 from roadmap.embeddings import Embeddings
+from roadmap.encoder.onnx_model import OnnxModel
 from roadmap.encoder.vectors import embeddings_of, image_batches, vectors_of
-from roadmap.hardware import autocast_of, precision_of, repeatable
+from roadmap.hardware import autocast_of, precision_of, repeatable, workers_of
 from roadmap.models import Retriever
+from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
 
 BATCH = 256  # pictures that go through a model at once, where no run says otherwise
@@ -53,9 +55,12 @@ class Encoder:
         checkpoint: its file, if any.
         about: what the checkpoint says about the model.
         run: that it came from, if any.
+        flip: a picture's vector is the mean of its own and its mirror image's.
+        opened: what `Encoder.open` was asked for, so that it can be opened again: "what" and options.
+        ranks: the processes that share the pictures of `embed`; each of them gets all vectors.
     """
 
-    model: Retriever
+    model: Retriever | OnnxModel
     crop: CentreCrop
     hardware: HardwareSettings
     device: torch.device
@@ -67,12 +72,15 @@ class Encoder:
     checkpoint: Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
     run: Run | None = None
+    flip: bool = False
+    opened: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         self._digest: tuple[object, str] = (None, "")
 
     @classmethod
-    def of(cls, model: Retriever, settings: Settings, device: torch.device) -> Encoder:
+    def of(cls, model: Retriever, settings: Settings, device: torch.device, ranks: Ranks = ALONE) -> Encoder:
         """The one of a training run, with its crop, precision and batch size; the model is on the device already."""
         return cls(
             model,
@@ -82,7 +90,8 @@ class Encoder:
             name=settings.model.name,
             batch=max(LEAST_BATCH, settings.data.batch_size),
             side=settings.data.side,
-            workers=settings.data.workers,
+            workers=workers_of(settings.data, ranks),
+            ranks=ranks,
         )
 
     @classmethod
@@ -98,6 +107,7 @@ class Encoder:
         pooling: str | None = None,
         dim: int | None = None,
         batch: int | None = None,
+        flip: bool = False,
     ) -> Encoder:
         """The encoder of a run folder (its best epoch), a checkpoint, or a timm model.
 
@@ -113,10 +123,11 @@ class Encoder:
             pooling: of a timm model; None for what it was trained with.
             dim: of a timm model: adds a projection at random to so many dimensions.
             batch: pictures that go through the model at once. None: as in the run, or 256.
+            flip: average each picture's vector with its mirror image's; takes twice as long.
         """
         from roadmap.encoder.opening import Wanted, encoder_named
 
-        return encoder_named(what, Wanted(device, precision, image, resize, weights, pooling, dim, batch))
+        return encoder_named(what, Wanted(device, precision, image, resize, weights, pooling, dim, batch, flip))
 
     @property
     def data(self) -> str | None:
@@ -125,12 +136,16 @@ class Encoder:
 
     @property
     def precision(self) -> str:
-        """ "32", "bf16" or "fp16"."""
+        """ "32", "bf16" or "fp16"; of an ONNX file also "int8"."""
+        if isinstance(self.model, OnnxModel):
+            return self.model.facts.precision
         return precision_of(self.hardware, self.device)
 
     @property
     def digest(self) -> str:
         """What tells this model from any other: a hash of its weights and of the settings that decide its vectors."""
+        if isinstance(self.model, OnnxModel):
+            return self.model.facts.digest
         state = self.model.state_dict()
         key = tuple((tensor.data_ptr(), tensor._version) for tensor in state.values())  # new whenever weights change
         if self._digest[0] != key:
@@ -173,27 +188,31 @@ class Encoder:
             0 if len(pictures) <= self.batch else self.workers,  # one batch is not worth starting processes for
             on_error,
             side=self.side,
+            ranks=self.ranks,
         )
         with repeatable(self.hardware):
-            found = embeddings_of(self.model, batches, autocast_of(self.hardware, self.device), progress)
-        origin = {"dataset": pictures.name, "root": str(pictures.root.resolve()), "skipped": dict(batches.skipped)}
+            autocast = autocast_of(self.hardware, self.device)
+            found = embeddings_of(self.model, batches, autocast, progress, self.flip, self.ranks)
+        skipped = {name: why for part in self.ranks.from_all(batches.skipped) for name, why in part.items()}
+        origin = {"dataset": pictures.name, "root": str(pictures.root.resolve()), "skipped": skipped}
         return Embeddings(found.vectors, found.labels, found.ids, found.class_names, self.description() | origin)
 
     def _embed_images(self, images: Sequence[Image.Image], progress: bool | None) -> Embeddings:
         batches = image_batches(images, self.crop, self.side, self.batch, self.device)
         with repeatable(self.hardware):
             autocast = autocast_of(self.hardware, self.device)
-            found = vectors_of(self.model, batches, len(images), autocast, progress)
+            found = vectors_of(self.model, batches, len(images), autocast, progress, self.flip)
         assert found is not None
         labels = torch.full((len(images),), UNLABELLED, dtype=torch.int64, device=self.device)
         return Embeddings(found[0], labels, about=self.description())
 
     def description(self) -> dict[str, Any]:
         """What travels with its vectors: enough to tell whether others fit them."""
+        crop: dict[str, Any] = {"image": self.crop.size, "resize": self.crop.resize, "side": self.side}
         return {
             "model": self.digest,
             "name": self.name,
-            "crop": {"image": self.crop.size, "resize": self.crop.resize, "side": self.side},
+            "crop": {**crop, "flip": True} if self.flip else crop,
             "precision": self.precision,
         }
 

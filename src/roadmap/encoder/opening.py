@@ -15,6 +15,7 @@ from roadmap.config.settings import DataSettings, HardwareSettings, ModelSetting
 from roadmap.data import READERS, CentreCrop, Records, dataset
 from roadmap.data.pictures.policy import SIDE, needed_side
 from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
+from roadmap.encoder.onnx_model import OnnxModel
 from roadmap.hardware import device_of, in_layout
 from roadmap.locations import check_root, checkpoint_of, run_around
 from roadmap.models import Retriever, load_checkpoint, retriever
@@ -22,6 +23,7 @@ from roadmap.models.backbones import SMALL_CNN, model_card, trial_features
 from roadmap.runs import Run
 
 IMAGE, SMALL_IMAGE = 224, 32
+CPU = torch.device("cpu")  # ONNX Runtime takes pictures from there, wherever it computes
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,45 @@ class Wanted:
     pooling: str | None = None
     dim: int | None = None
     batch: int | None = None
+    flip: bool = False
+
+    def again(self, what: str) -> dict[str, Any]:
+        """What `Encoder.open` needs to give the same vectors again, in another folder and on another device."""
+        asked = dataclasses.asdict(self)
+        del asked["device"], asked["precision"], asked["batch"]
+        if self.weights is not None and Path(self.weights).is_file():
+            asked["weights"] = str(Path(self.weights).resolve())
+        return {"what": what, **{name: value for name, value in asked.items() if value}}
 
 
 def encoder_named(what: str | Path, wanted: Wanted) -> Encoder:
     checkpoint = checkpoint_of(what)
-    return _of_timm(str(what), wanted) if checkpoint is None else _of_checkpoint(checkpoint, wanted)
+    if checkpoint is None:
+        found = _of_timm(str(what), wanted)
+    else:
+        found = (_of_onnx if checkpoint.suffix == ".onnx" else _of_checkpoint)(checkpoint, wanted)
+    name = str(what) if checkpoint is None else str(Path(what).expanduser().resolve())
+    return dataclasses.replace(found, flip=wanted.flip, opened=wanted.again(name))
+
+
+def _of_onnx(path: Path, wanted: Wanted) -> Encoder:
+    fixed = ("weights", "pooling", "dim", "image", "resize")
+    if given := [name for name in fixed if getattr(wanted, name) is not None]:
+        field = f"{'data' if given[0] in ('image', 'resize') else 'model'}.{given[0]}"
+        raise SettingError(field, f"{field} is fixed in {path}: leave it out")
+    device = _device(wanted.device, "cpu")
+    model = OnnxModel(path, device.type == "cuda")
+    facts = model.facts
+    if wanted.precision not in (None, "auto", facts.precision):
+        raise SettingError(
+            "hardware.precision",
+            f"hardware.precision={wanted.precision}: {path} is of precision {facts.precision}; leave it out",
+        )
+    crop = CentreCrop(facts.image, facts.resize, facts.mean, facts.std, squeeze=facts.squeeze)
+    batch = wanted.batch or BATCH
+    weights = f"{path} ({facts.precision})"
+    hardware = HardwareSettings(precision="32")
+    return Encoder(model, crop, hardware, CPU, facts.name, batch, facts.side, weights=weights, checkpoint=path)
 
 
 def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:

@@ -9,16 +9,23 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from roadmap.data import UNLABELLED, Batch, Batches, CentreCrop, picture_key
 from roadmap.data.batches.resampling import cpu_crop, write_network_input
 from roadmap.data.pictures.images import thumbnail, upright_rgb
 from roadmap.embeddings import Embeddings
 from roadmap.progress import bar
+from roadmap.ranks import ALONE, Ranks
 
 
 def embeddings_of(
-    model: nn.Module, batches: Batches, autocast: torch.dtype | None = None, progress: bool | None = None
+    model: nn.Module,
+    batches: Batches,
+    autocast: torch.dtype | None = None,
+    progress: bool | None = None,
+    flip: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Embeddings:
     """The embeddings of all pictures that `batches` delivers, float32, on the device that it delivers to.
 
@@ -29,9 +36,11 @@ def embeddings_of(
         batches: from `roadmap.data.evaluation_batches`.
         autocast: float16 or bfloat16 for the model's arithmetic; None for float32.
         progress: show a bar; None: where a person watches and it takes long.
+        flip: the mean of each picture's vector and its mirror image's, of length 1 again.
+        ranks: the processes of which each has some of the batches; every one of them gets all embeddings.
     """
     records = batches.records
-    found = vectors_of(model, batches, len(records), autocast, progress)
+    found = _of_all(vectors_of(model, batches, len(records), autocast, progress, flip), model, ranks)
     if found is None:
         raise ValueError(f"{records.name}: there is no picture to embed")
     vectors, place = found
@@ -42,10 +51,28 @@ def embeddings_of(
     return Embeddings(vectors, labels.to(place.device), distinct, records.class_names)
 
 
+def _of_all(found: tuple[Tensor, Tensor] | None, model: nn.Module, ranks: Ranks) -> tuple[Tensor, Tensor] | None:
+    """The vectors and places of all processes, in the order of the pictures."""
+    if ranks.world == 1:
+        return found
+    widths = [width for width in ranks.from_all(None if found is None else found[0].shape[1]) if width is not None]
+    if not widths:
+        return None
+    if found is None:
+        none = torch.zeros(0, widths[0], device=next(model.parameters()).device)
+        found = none, none.new_zeros(0, dtype=torch.int64)
+    return ranks.rows_of_all(found[0]), ranks.rows_of_all(found[1])
+
+
 # Not inference mode: a model may keep what it computes here, such as a table of positions, and be trained afterwards.
 @torch.no_grad()
 def vectors_of(
-    model: nn.Module, batches: Iterable[Batch], total: int, autocast: torch.dtype | None, progress: bool | None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    total: int,
+    autocast: torch.dtype | None,
+    progress: bool | None,
+    flip: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
     """(N, D) vectors and the (N,) indices of their pictures; None where no picture came."""
     vectors, places = [], []
@@ -54,7 +81,10 @@ def vectors_of(
             if len(indices) == 0:  # none of its pictures could be decoded
                 continue
             with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
-                vectors.append(model(images).float())
+                found = model(images).float()
+                if flip:
+                    found = normalize(found + model(images.flip(3)).float(), dim=1)
+            vectors.append(found)
             places.append(indices)
             shown.update(len(indices))
     return (torch.cat(vectors), torch.cat(places)) if vectors else None

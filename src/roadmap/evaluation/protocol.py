@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,15 @@ from roadmap.data import Pack, Records
 from roadmap.data.pictures.packing import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.evaluation.alignment import aligned, classes_apart, differences, own_places
 from roadmap.evaluation.evaluation import Evaluation
 from roadmap.evaluation.facts import class_count, facts_of_model, facts_of_vectors
 from roadmap.evaluation.neighbours import nearest_items
+from roadmap.evaluation.reranking import Reranking
+from roadmap.evaluation.sides import Search, search_after, search_of
 from roadmap.metrics import GroundTruth, retrieval_metrics, revisited_metrics_of_vectors
 from roadmap.metrics.counted import Ties
 from roadmap.metrics.vectors import unit_vectors
+from roadmap.refinement import Refinement
 
 # The k of Recall@k that are reported for each dataset; others take those of CUB.
 KS = {
@@ -65,6 +66,7 @@ def evaluate(
     nearest: int = NEAREST,
     memory: int = MEMORY,
     progress: bool | None = None,
+    refinement: Refinement | None = None,
 ) -> Evaluation:
     """What `roadmap evaluate` measures: R@k, mAP@R, mAP; or Easy, Medium and Hard of the revisited landmarks.
 
@@ -81,8 +83,9 @@ def evaluate(
         nearest: how many neighbours of each query are kept.
         memory: bytes to work in.
         progress: show bars; None: where a person watches and it takes long.
+        refinement: better answers from the same vectors, such as query expansion; what is measured is what they find.
     """
-    options: dict[str, Any] = {"ties": ties, "nearest": nearest, "memory": memory}
+    options: dict[str, Any] = {"ties": ties, "nearest": nearest, "memory": memory, "refinement": refinement}
     if isinstance(what, Embeddings):
         if isinstance(against, Records):
             raise TypeError("embeddings are searched in embeddings; to search in Records, give an Encoder")
@@ -148,44 +151,6 @@ def _truth(records: Records) -> GroundTruth:
     return GroundTruth(easy, hard, junk)
 
 
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """Queries, what they are searched in, and who is of whose class.
-
-    Attributes:
-        own: (M,) where each query stands in the gallery, -1 for nowhere.
-        classes: of queries and gallery; who has no label is alone in a class.
-        alone: the queries search one another.
-        notes: what a person should hear.
-    """
-
-    queries: Embeddings
-    gallery: Embeddings
-    own: Tensor
-    classes: tuple[Tensor, Tensor]
-    alone: bool
-    notes: list[str]
-
-
-def _search(queries: Embeddings, gallery: Embeddings | None, truth: GroundTruth | None) -> _Search:
-    if gallery is None:
-        if truth is not None:
-            raise SettingError(
-                "gallery", "give gallery=...: the queries of the revisited protocol are not among its database images"
-            )
-        labels = classes_apart(queries)
-        return _Search(queries, queries, torch.arange(len(queries)), (labels, labels), True, [])
-    queries, gallery = aligned(queries, gallery)
-    notes = differences(queries, gallery)
-    if truth is None:
-        own, said = own_places(queries, gallery)
-        notes += said
-    else:  # says itself what is junk to whom
-        queries, gallery = _in_order(queries, truth.queries, "queries"), _in_order(gallery, truth.images, "database")
-        own = torch.full((len(queries),), -1)
-    return _Search(queries, gallery, own, (classes_apart(queries), classes_apart(gallery, True)), False, notes)
-
-
 def _of_embeddings(
     queries: Embeddings,
     gallery: Embeddings | None,
@@ -195,13 +160,23 @@ def _of_embeddings(
     nearest: int,
     memory: int,
     progress: bool | None,
+    refinement: Refinement | None,
 ) -> Evaluation:
-    search = _search(queries, gallery, truth)
-    if truth is None:
-        metrics, values = _measures(search, ks, ties, memory, progress)
+    search = search_of(queries, gallery, truth)
+    if refinement:
+        search = search_after(search, refinement)
+    if refinement and refinement.rerank:
+        if truth is not None:
+            raise SettingError("rerank", "rerank=N is not for landmarks, whose answers are easy, hard or junk")
+        ranking = Reranking(search.queries.vectors, search.gallery.vectors, search.own, refinement.rerank)
+        metrics, values = ranking.measures(*search.classes, ks, ties, memory)
+        places, scores = ranking.first(nearest)
     else:
-        metrics, values = _revisited(search.queries, search.gallery, truth)
-    places, scores = _neighbours(search, None if truth else search.classes, nearest, ties)
+        if truth is None:
+            metrics, values = _measures(search, ks, ties, memory, progress)
+        else:
+            metrics, values = _revisited(search.queries, search.gallery, truth)
+        places, scores = _neighbours(search, None if truth else search.classes, nearest, ties)
     asked, held = search.queries, search.gallery
     return Evaluation(
         metrics,
@@ -219,11 +194,11 @@ def _of_embeddings(
 
 
 def _measures(
-    search: _Search, ks: Sequence[int], ties: Ties, memory: int, progress: bool | None
+    search: Search, ks: Sequence[int], ties: Ties, memory: int, progress: bool | None
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     vectors, labels = search.queries.vectors, search.classes[0]
     options: dict[str, Any] = {"ks": ks, "ties": ties, "memory": memory, "progress": progress}
-    if search.alone:
+    if search.alone and not search.apart:
         return retrieval_metrics(vectors, labels, per_query=True, **options)
     return retrieval_metrics(
         vectors,
@@ -248,12 +223,12 @@ def _positives(queries: Tensor, gallery: Tensor, own: Tensor) -> Tensor:
 
 
 def _neighbours(
-    search: _Search, classes: tuple[Tensor, Tensor] | None, nearest: int, ties: Ties
+    search: Search, classes: tuple[Tensor, Tensor] | None, nearest: int, ties: Ties
 ) -> tuple[Tensor, Tensor]:
     if nearest == 0:
         return torch.empty(len(search.own), 0, dtype=torch.int64), torch.empty(len(search.own), 0)
     q = unit_vectors(search.queries.vectors, "queries")
-    g = q if search.alone else unit_vectors(search.gallery.vectors, "gallery")
+    g = q if search.alone and not search.apart else unit_vectors(search.gallery.vectors, "gallery")
     dtype = torch.promote_types(q.dtype, g.dtype)
     places, scores = nearest_items(q.to(dtype), g.to(dtype), search.own.to(q.device), classes, nearest, ties)
     return places.cpu(), scores.cpu()
@@ -268,16 +243,3 @@ def _revisited(
         {f"{setting} {name}": value for setting, some in means.items() for name, value in some.items()},
         {f"{setting} {name}": value for setting, some in values.items() for name, value in some.items()},
     )
-
-
-def _in_order(embeddings: Embeddings, names: Sequence[str], what: str) -> Embeddings:
-    """Rows in the order of the ground truth, where both have names; else they must stand in it already."""
-    if embeddings.ids is None or not names:
-        return embeddings
-    place = {name: i for i, name in enumerate(embeddings.ids)}
-    if missing := [name for name in names if name not in place]:
-        raise ValueError(
-            f"the {what} embeddings lack {len(missing)} images of the ground truth, the first {missing[0]!r}; "
-            "their ids must be the names of its image list"
-        )
-    return embeddings.select(torch.tensor([place[name] for name in names]))

@@ -168,7 +168,7 @@ class Index:
             raise ValueError(f"k must be at least 1 and offset at least 0, got k={k}, offset={offset}")
         queries = self._queries(vectors)
         reach = min(k + offset, max(1, self._mark.slots))
-        scores, slots = self.engine.search(queries, reach, self._selection(where))
+        scores, slots = self.engine.search(queries, reach, self.selection(where))
         return Results.of(scores[:, offset:], slots[:, offset:], self.storage.rows)
 
     def rank_of(self, vector: Queries, id: str, where: Mapping[str, Any] | None = None) -> Rank:
@@ -183,7 +183,7 @@ class Index:
         query = self._queries(vector)
         if len(query) != 1:
             raise ValueError(f"one vector is needed, got {len(query)}")
-        selection, removed = self._selection(where), self.storage.rows.removed_since(0)
+        selection, removed = self.selection(where), self.storage.rows.removed_since(0)
         allowed = np.ones(self._mark.slots, np.bool_) if selection is None else selection.mask.copy()
         allowed[removed[removed < len(allowed)]] = False
         rank, score = exact_rank(self.storage.vectors, query[0], slot, allowed)
@@ -286,7 +286,7 @@ class Index:
             return unit_queries(vectors.vectors, self.manifest.dim)
         return unit_queries(vectors, self.manifest.dim)
 
-    def _selection(self, where: Mapping[str, Any] | None) -> Selection | None:
+    def selection(self, where: Mapping[str, Any] | None) -> Selection | None:
         if not where:
             return None
         return Selection(filter_from(where, self.manifest.columns), self._column, self._mark.slots)

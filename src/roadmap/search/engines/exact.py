@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roadmap.kernels.precision import full_float32
 from roadmap.search.columns import Mask
 from roadmap.search.engines import Mark, Place, Selection, merged, no_results
 from roadmap.search.vectors import Floats, Slots, VectorFile
@@ -157,8 +158,8 @@ class Snapshot:
         asked = torch.from_numpy(np.ascontiguousarray(queries))
         for tile in (tile for block in self.blocks for tile in torch.split(block, height)):
             rows = tile.float()
-            # a matrix and one vector go through memory once
-            scores = (rows @ asked[0])[None] if len(asked) == 1 else asked @ rows.T
+            with full_float32():  # a matrix and one vector go through memory once
+                scores = (rows @ asked[0])[None] if len(asked) == 1 else asked @ rows.T
             if allowed is not None:
                 scores[:, torch.from_numpy(~allowed[row : row + len(rows)])] = -torch.inf
             best = scores.topk(min(k, len(rows)), dim=1)

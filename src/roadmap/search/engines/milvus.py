@@ -7,8 +7,8 @@ Texts are kept as the hexadecimal digits of their UTF-8: no value can then break
 is that of the texts. A column that may miss values has a second field that says where it is known, because older
 servers have no missing values.
 
-Options: uri (a server's address; none: a file beside the index), collection (its name), M, efConstruction, ef,
-timeout (seconds that a call may take).
+Options: uri (a server's address; none: a file beside the index), collection (its name), shards (that share out
+writing, on a cluster), M, efConstruction, ef, timeout (seconds that a call may take).
 A server's token is never written down: it comes from the environment, MILVUS_TOKEN.
 """
 
@@ -18,8 +18,9 @@ import importlib
 import json
 import os
 import secrets
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,11 @@ class MilvusEngine:
 
     def _call(self, name: str, *values: Any, **options: Any) -> Any:
         """A call of the client that gives up in time, and says in words who did not answer."""
-        seconds = LONG if name in ("load_collection", "create_index", "flush") else self._patience
+        # a file is served by this process itself, and may build a whole segment within any call
+        long = self._file or name in ("load_collection", "create_index", "flush")
+        seconds = LONG if long else self._patience
+        if self._file:
+            _let_faiss_take_params()
         try:
             return getattr(self._client, name)(*values, timeout=seconds, **options)
         except pymilvus.MilvusException as error:
@@ -126,7 +131,8 @@ class MilvusEngine:
             longest = {"max_length": 65_535} if kind == "text" else {}
             schema.add_field(self._fields[column], TYPES[kind], **longest)
             schema.add_field(f"{self._fields[column]}_known", DataType.BOOL)
-        self._call("create_collection", name, schema=schema, consistency_level="Strong")
+        shards = {"num_shards": int(self.place.options["shards"])} if "shards" in self.place.options else {}
+        self._call("create_collection", name, schema=schema, consistency_level="Strong", **shards)
         self._build_index()
         self._call("load_collection", name)
         self._write()
@@ -268,3 +274,24 @@ def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{_stored(value)}"' if isinstance(value, str) else repr(value)
+
+
+def _let_faiss_take_params() -> None:
+    """A file is searched by faiss in this process, with `params`. faiss.contrib.torch_utils, which
+    pytorch-metric-learning imports, puts a search without them in its place, and keeps the first under another name."""
+    if "faiss.contrib.torch_utils" not in sys.modules:
+        return
+    kinds: list[Any] = [kind for kind in vars(sys.modules["faiss"]).values() if isinstance(kind, type)]
+    for kind in kinds:
+        if "search_numpy" in vars(kind) and not hasattr(kind.search, "takes_params"):
+            kind.search = _search_of_both(kind.search, kind.search_numpy)
+
+
+def _search_of_both(changed: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    def search(index: Any, *values: Any, params: Any = None, **options: Any) -> Any:
+        if params is None:
+            return changed(index, *values, **options)
+        return own(index, *values, params=params, **options)
+
+    search.takes_params = True  # type: ignore[attr-defined]
+    return search
