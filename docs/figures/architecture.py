@@ -22,7 +22,7 @@ PURPOSE = {
     "toy": "make toy",
     "report": "tables, figures, pages",
     "search": "index, engines, service",
-    "experiments": "published numbers",
+    "experiments": "tables, statistics",
     "config": "settings from YAML",
     "engine": "state, step, fit",
     "evaluation": "protocols",
