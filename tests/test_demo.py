@@ -15,6 +15,7 @@ from roadmap import demo
 from roadmap.data import Pack, Records
 from roadmap.data.datasets.glyphs import RECORDS, glyph_records
 from roadmap.data.pictures.packing import pack_of
+from roadmap.search import Index, encoder_of
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,15 @@ def test_the_page_shows_the_metrics_of_the_summary(finished: tuple[Path, str]) -
     for loss in demo.LOSSES:
         value = json.loads((out / "runs" / loss / "summary.json").read_text())["after"]["glyphs"]["mAP@R"]
         assert f"{100 * value:.1f}" in text or f"{100 * value:.2f}" in text
+
+
+def test_it_tells_how_to_serve_what_it_trained(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    (command,) = re.findall(r"roadmap serve (\S+)", printed)
+    with Index.open(command) as index:
+        assert index.folder == out / "index"
+        assert encoder_of(index).checkpoint == out / "runs" / "roadmap" / "checkpoints" / "best.safetensors"
+        assert len(index) == len(list((out / "pictures").rglob("*.png"))) > 100
 
 
 def test_it_tells_how_to_go_on_with_ones_own_pictures(finished: tuple[Path, str]) -> None:

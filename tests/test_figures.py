@@ -14,6 +14,7 @@ from roadmap.losses import smoothap, supap
 
 pytest.importorskip("matplotlib")
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DRAWN = ["architecture", "bench_losses", "delta_choice", "juxtaposed_batches", "rank_functions", "toy_gradients"]
 
 
@@ -26,12 +27,14 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", [*DRAWN, "scale", "scale_dark"])
 def test_draws_and_its_picture_is_committed(name: str, tmp_path: Path) -> None:
     from matplotlib import pyplot as plt
 
+    if name.startswith("scale") and not list(RESULTS.glob("scale_*_cuda.csv")):
+        pytest.skip("benchmarks/bench_scale.py was not run on a GPU")
     with plt.rc_context():
-        figure = script(name).figure()
+        figure = script("scale").figure(dark=True) if name == "scale_dark" else script(name).figure()
         for copy in ("first.svg", "second.svg"):
             figure.savefig(tmp_path / copy, metadata={"Date": None})
         plt.close(figure)
@@ -50,6 +53,21 @@ def test_pictures_of_the_documentation_exist() -> None:
     linked = [page.parent / path for page in pages for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())]
     assert len(linked) >= 5
     assert [path for path in linked if not path.is_file()] == []
+
+
+def test_the_tables_of_scale_are_those_that_were_measured() -> None:
+    if not list(RESULTS.glob("scale_*_cuda.csv")):
+        pytest.skip("benchmarks/bench_scale.py was not run on a GPU")
+    module = script("scale")
+    assert module.page() == module.PAGE.read_text(encoding="utf-8"), "run: python docs/figures/scale.py"
+
+
+def test_a_tenth_is_passed_between_two_that_were_measured() -> None:
+    module = script("scale")
+    rows = [{"gpus": gpus, "between_share": share} for gpus, share in (("1", "0"), ("8", "0.05"), ("32", "0.15"))]
+    assert module.crossing(rows, "between") == "about 20 GPUs"
+    assert module.crossing(rows[:2], "between") == "more than 8"
+    assert module.crossing(rows[2:], "between") == "32 GPUs"
 
 
 def test_toy_gradients_are_those_of_the_losses() -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from roadmap.cli.app import app
@@ -24,7 +33,8 @@ from .data import layouts
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
-OWN_PICTURES, EVALUATE = (GUIDES / f"{name}.md" for name in ("own-pictures", "evaluate"))
+GUIDE_NAMES = ("own-pictures", "evaluate", "own-loop", "cluster", "search")
+OWN_PICTURES, EVALUATE, OWN_LOOP, CLUSTER, SEARCH = (GUIDES / f"{name}.md" for name in GUIDE_NAMES)
 LETTERS = {*range(0x410, 0x450), *range(0x531, 0x557)}  # of the scripts that the guides draw, instead of all characters
 # The commands as printed, but for what would take minutes: fewer steps, and tiny backbones under the large ones' names.
 STEPS = {"epochs": "1", "data.batches": "2", "hardware.threads": "1", "hardware.device": "cpu"}
@@ -50,7 +60,7 @@ def shortened(words: list[str]) -> list[str]:
             words[place] = f"{key}={SMALL.get(key) or TINY.get(value) or value}"
         elif word in SMALL:
             words[place + 1] = SMALL[word]
-    if words[:2] == ["roadmap", "train"]:
+    if words[:2] == ["roadmap", "train"] and not any(word.startswith("resume=") for word in words):
         kept = [word for word in words if word.partition("=")[0] not in STEPS]
         return [*kept, *(f"{key}={value}" for key, value in STEPS.items())]
     return words
@@ -184,7 +194,106 @@ def test_what_python_says_is_what_the_command_said(own: Walk, capsys: pytest.Cap
     assert len(others) == 3
 
 
+def content_of(address: str, seconds: float) -> str:
+    """What is served there, once it answers: the address is told a moment before."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with urlopen(address, timeout=seconds) as page:
+                return str(page.read().decode())
+        except URLError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def test_five_commands_lead_to_a_search(own: Walk, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(own.folder / "runs" / "first")
+    walk = Walk(own.folder)
+    walk.follow(SEARCH)
+    shown = {line.split()[0] for line in blocks(SEARCH, "text")[0].splitlines()}
+    assert shown <= {line.split()[0] for line in walk.lines if line.strip()}
+    assert (own.folder / "found.html").read_text().count("data:image/png") == 11
+    assert (own.folder / "found.png").is_file()
+    served = re.search(r"^roadmap serve (\S+)$", "\n".join(blocks(SEARCH, "console")), re.MULTILINE)
+    assert served is not None
+    command = [sys.executable, "-m", "roadmap", "serve", served[1], "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=own.folder, env=environment, stdout=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stdout is not None
+            (address,) = (line.split()[1] for line in islice(serving.stdout, 2) if line.startswith("page"))
+            assert "<html" in content_of(address, 60.0)
+        finally:
+            serving.terminate()
+    (code,) = blocks(SEARCH, "python")
+    exec(compile(code, "search.md", "exec"), {})
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "1.000 U+0416/DejaVuSans.png"
+    assert "U+0416" not in last
+
+
+def test_the_compose_file_is_whole() -> None:
+    whole = yaml.safe_load((ROOT / "examples" / "milvus" / "compose.yaml").read_text())
+    services = whole["services"]
+    assert {"etcd", "minio", "pulsar", "proxy", "querynode", "datanode", "indexnode"} <= services.keys()
+    for name, service in services.items():
+        assert not service["image"].endswith("latest")
+        assert set(service.get("depends_on", ())) <= services.keys(), name
+
+
+def test_a_loop_of_ones_own_runs_in_two_processes(tmp_path: Path) -> None:
+    """As printed, but for the sizes in one line and a tiny network without its weights."""
+    (code,) = blocks(OWN_LOOP, "python")
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 40
+    sizes = next(line for line in lines if line.startswith("MODEL, SIDE"))
+    small = 'MODEL, SIDE, BATCH, CHUNK, REMEMBERED, EPOCHS = "test_vit", 160, 8, 3, 10, 2'
+    code = (
+        code.replace(sizes, small)
+        .replace("pretrained=True", "pretrained=False")
+        .replace("num_workers=4", "num_workers=0")
+    )
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    layouts.folder_layout(tmp_path / "PICTURES", classes=4, pictures=4, size=(40, 30))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
+    run = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.findall(r"^epoch (\d): loss 0\.\d+$", run.stdout, re.MULTILINE) == ["1", "2"]
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert len(state["memory"]["ring.order"]) == 10  # of 16 pictures that came, in 2 epochs of 2 batches
+    assert all(value.isfinite().all() for value in state["model"].values())
+
+
+def test_the_guide_to_clusters_runs(own: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    for words in commands(CLUSTER):
+        if words[0] == "torchrun":
+            launcher, place = [sys.executable, "-m", "torch.distributed.run"], words.index("roadmap")
+            own.run([*launcher, *words[1:place], *shortened(words[place:])])
+        else:
+            own.run(shortened(words))
+    for name in ("limited", "two"):
+        assert json.loads((own.folder / "runs" / name / "summary.json").read_text())["steps"] == 2
+    (program,) = blocks(CLUSTER, "python")
+    compile(program, "sweep.py", "exec")  # tests/cluster/sweep.py runs it, with the commands for Slurm
+
+
 @pytest.mark.parametrize("page", sorted(GUIDES.glob("*.md")), ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     assert [t for t in targets if "://" not in t and not (page.parent / t.partition("#")[0]).exists()] == []
+
+
+def test_gains_of_better_answers_are_those_that_were_measured() -> None:
+    with (ROOT / "benchmarks" / "results" / "answers.csv").open(newline="", encoding="utf-8") as file:
+        measured = {row["option"]: row for row in csv.DictReader(file)}
+    told = re.findall(
+        r"^\| ([\w, ]+) \| ([\d.]+) \| ([+-][\d.]+) \| ([\d.]+) \| ([+-][\d.]+) \|$", SEARCH.read_text(), re.M
+    )
+    assert len(told) == 7
+    for option, *numbers in told:
+        assert numbers == [measured[option][column] for column in ("R@1", "R@1 gain", "mAP@R", "mAP@R gain")]

@@ -54,7 +54,7 @@ def recipe(target: str) -> list[str]:
 
 
 def test_its_code_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 3
     names: dict[str, Any] = {}
     for block in blocks("python"):  # one after the other, as a reader would
         exec(compile(block, "README.md", "exec"), names)
@@ -74,16 +74,20 @@ def test_its_loop_trains() -> None:
 
 
 def test_these_are_its_commands() -> None:
-    train, evaluate, embed = (f"roadmap {verb}" for verb in ("train", "evaluate", "embed"))
     assert commands() == [
         "make demo",
         "make test",
         "pip install '.[train]'",
-        f"{train} data=folder data.root=PICTURES",
-        f"{train} recipe=cub_vits data.root=CUB_200_2011",
-        f"{evaluate} runs/NAME --page retrievals.html",
-        f"{embed} runs/NAME --out vectors.npz",
+        "roadmap train data=folder data.root=PICTURES",
+        "roadmap train recipe=cub_vits data.root=CUB_200_2011",
+        "roadmap evaluate runs/NAME --page retrievals.html",
+        "roadmap report runs/NAME -o report.html",
+        "roadmap index runs/NAME PICTURES -o INDEX",
+        "roadmap serve INDEX",
         "pip install .",
+        "roadmap train -m data=folder data.root=PICTURES loss=smoothap,roadmap seed=0,1,2",
+        "roadmap compare runs/sweep_*",
+        "roadmap reproduce table3 --dataset glyphs --seeds 2",
     ]
 
 
@@ -94,21 +98,26 @@ def test_make_demo_is_the_demonstration() -> None:
 
 
 def test_the_commands_on_ones_own_pictures_run(tmp_path: Path) -> None:
-    """As printed, on few pictures, with the smallest of networks and two steps."""
+    """As printed, on few pictures, with the smallest of networks and two steps; the service is started by the test of
+    its guide, and what the paper's table would take is only asked."""
     from PIL import Image
 
     _draw_pictures(tmp_path / "PICTURES")
-    short = {"train": ["epochs=1", "data.batches=2", "hardware.device=cpu", "run=runs/NAME"]}
+    few = ["epochs=1", "data.batches=2", "hardware.device=cpu"]
+    short = {"train": [*few, "run=runs/NAME"], "train -m": [*few, "seed=0"], "reproduce": ["--dry-run"]}
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "ROADMAP_CACHE": str(tmp_path / "cache")}
-    for command in [c for c in commands() if c.startswith("roadmap ") and "recipe=" not in c]:
-        words = shlex.split(command)[1:]
-        line = [sys.executable, "-c", "from roadmap.cli.app import app; app()", *words, *short.get(words[0], [])]
+    left_out = ("recipe=", "roadmap serve")
+    for command in [c for c in commands() if c.startswith("roadmap ") and not any(part in c for part in left_out)]:
+        words = [found for word in shlex.split(command)[1:] for found in _as_a_shell_would(word, tmp_path)]
+        more = short.get("train -m" if "-m" in words else words[0], [])
+        line = [sys.executable, "-c", "from roadmap.cli.app import app; app()", *words, *more]
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert (tmp_path / "runs" / "NAME" / "checkpoints" / "best.safetensors").is_file()
-    assert (tmp_path / "vectors.npz").is_file()
     assert (tmp_path / "retrievals.html").is_file()
+    assert (tmp_path / "report.html").is_file()
+    assert (tmp_path / "INDEX").is_dir()
     (code,) = blocks("py")  # the same from Python, on the run that was just made
     for i, name in enumerate(("a.jpg", "b.jpg")):
         Image.open(tmp_path / "PICTURES" / "class 0" / f"{i}.png").save(tmp_path / name)
@@ -117,6 +126,10 @@ def test_the_commands_on_ones_own_pictures_run(tmp_path: Path) -> None:
     trained = json.loads((tmp_path / "runs" / "NAME" / "summary.json").read_text())["after"]
     (measured,) = trained.values()
     assert ast.literal_eval(done.stdout)["mAP@R"] == measured["mAP@R"]
+
+
+def _as_a_shell_would(word: str, folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.glob(word)) if "*" in word else [word]
 
 
 def _draw_pictures(folder: Path) -> None:

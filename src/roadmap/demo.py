@@ -20,6 +20,7 @@ from rich.table import Table
 from roadmap.config.composition import settings_from
 from roadmap.config.settings import Settings
 from roadmap.data import drawn_pack
+from roadmap.data.datasets.glyphs import export
 from roadmap.encoder import Encoder
 from roadmap.engine import fit
 from roadmap.evaluation import evaluate
@@ -27,14 +28,17 @@ from roadmap.hardware import device_of, in_layout
 from roadmap.models import retriever
 from roadmap.report import Album, retrieval_page
 from roadmap.runs import Run
+from roadmap.search import index_pictures
 
 LOSSES = {"smoothap": "SmoothAP", "supap": "SupAP", "roadmap": "ROADMAP"}
 UNTRAINED = "untrained"
 SHOWN = ("R@1", "mAP@R")
 Metrics = Mapping[str, Mapping[str, float]]  # of each model
+SERVE = """Search these characters in a browser: drop one, or drag a box on a picture of your own.
+    .venv/bin/roadmap serve {index}"""
 OWN_PICTURES = """With your own pictures, in a folder per class:
     .venv/bin/roadmap train data=folder data.root=PICTURES
-    docs/guides/own-pictures.md walks from there to a page of results and vectors to search."""
+    docs/guides/own-pictures.md walks from there to a page of results, docs/guides/search.md to a search of them."""
 
 
 def settings_of(loss: str, out: Path, overrides: Sequence[str]) -> Settings:
@@ -58,6 +62,16 @@ def write_page(path: Path, settings: Settings, runs: Mapping[str, Run]) -> None:
     pack = drawn_pack(records)
     found = {name: evaluate(encoder, records, pack=pack, progress=False) for name, encoder in encoders.items()}
     retrieval_page(path, "Characters never seen in training", found, Album(records.split("test"), pack))
+
+
+def write_index(out: Path, run: Run) -> Path:
+    """The test pictures as files, and an index of them by one model, in place of an earlier demonstration's."""
+    encoder, pictures, folder = Encoder.open(run.folder), out / "pictures", out / "index"
+    for earlier in (pictures, folder):
+        shutil.rmtree(earlier, ignore_errors=True)
+    export(encoder.records().split("test"), pictures)
+    index_pictures(encoder, pictures, folder, engine="exact", progress=False)
+    return folder
 
 
 def print_table(metrics: Metrics) -> None:
@@ -93,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_table(metrics)
     print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")
     print(f"It took {time.monotonic() - began:.0f} s. Runs, with weights and logs: {options.out / 'runs'}\n")
+    print(SERVE.format(index=write_index(options.out, runs["ROADMAP"])), end="\n\n")
     print(OWN_PICTURES)
 
 

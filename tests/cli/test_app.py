@@ -37,7 +37,23 @@ def test_version() -> None:
     assert python("-m", "roadmap", "--version") == f"roadmap {__version__}"
 
 
-@pytest.mark.parametrize("verb", [[], ["embed"], ["evaluate"], ["data"], ["data", "check"], ["train"]])
+VERBS = [
+    "embed",
+    "evaluate",
+    "index",
+    "search",
+    "export",
+    "serve",
+    "compare",
+    "gap",
+    "reproduce",
+    "report",
+    "data",
+    "train",
+]
+
+
+@pytest.mark.parametrize("verb", [[], *([name] for name in VERBS), ["data", "check"]])
 def test_both_ways_to_ask_for_help(verb: list[str]) -> None:
     short, long = (CliRunner().invoke(app, [*verb, option]) for option in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0
@@ -62,6 +78,12 @@ def test_without_a_verb_the_help_is_shown() -> None:
         (["evaluate", "resnet50", "--data", "glyphs", "--precision", "8"], "--precision must be one of auto, 32, bf16"),
         (["evaluate", "resnet50", "--data", "glyphs", "--ks", "one"], "--ks must be whole numbers with commas between"),
         (["evaluate", "v.npz", "--page", "p.html"], "--page cannot be used: v.npz holds vectors"),
+        (["index", "absent/run", ".", "-o", "i"], "there is no run folder or checkpoint absent/run"),
+        (["index", "resnet50", "absent", "-o", "i"], "absent is not a folder or a table that exists"),
+        (["search", "absent", "q.png"], "absent holds no index; make one"),
+        (["search", ".", "q.png", "--box", "1,2"], "--box must be X,Y,W,H in pixels"),
+        (["export", "resnet50", "-o", "m.pt"], "--out m.pt must end in .onnx"),
+        (["evaluate", "v.npz", "--expand", "-3"], "--expand must be 0 or more, got -3"),
         (["evaluate", "v.npz", "--memory", "much"], "--memory must be a number with B, KB, MB or GB"),
     ],
 )

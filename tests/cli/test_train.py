@@ -53,6 +53,9 @@ class Engine(ModuleType):
         (folder / "summary.json").write_text(json.dumps({"after": after, "best epoch": 3}))
         return folder
 
+    def fit_or_resume(self, settings: Settings) -> Path:
+        return self.fit(settings)
+
     def resume(self, folder: Path, epochs: int | None = None) -> Path:
         failure = self.fails(Settings())
         if failure is not None:

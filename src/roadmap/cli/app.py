@@ -7,9 +7,17 @@ from typing import Annotated
 import typer
 
 from roadmap import __version__
+from roadmap.cli.compare import compare
 from roadmap.cli.data import app as data_app
 from roadmap.cli.embed import embed
 from roadmap.cli.evaluate import evaluate
+from roadmap.cli.export import export
+from roadmap.cli.gap import gap
+from roadmap.cli.index import index
+from roadmap.cli.report import report
+from roadmap.cli.reproduce import reproduce
+from roadmap.cli.search import search
+from roadmap.cli.serve import serve
 
 app = typer.Typer(
     name="roadmap",
@@ -55,3 +63,11 @@ def train(context: typer.Context) -> None:
 
 app.command()(embed)
 app.command()(evaluate)
+app.command()(report)
+app.command()(index)
+app.command()(search)
+app.command()(export)
+app.command()(compare)
+app.command()(gap)
+app.command()(reproduce)
+app.command()(serve)

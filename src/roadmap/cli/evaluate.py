@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roadmap.cli.options import Asked, about_models, say
+from roadmap.cli.refining import AUGMENT, EXPAND, RERANK, WHITEN, refinement_of
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
     from roadmap.evaluation import Evaluation
+    from roadmap.refinement import Refinement
 
 
 class Ties(str, Enum):
@@ -52,6 +54,10 @@ def evaluate(
         Path | None, _saved("A gnd_*.pkl file: the revisited Oxford/Paris protocol; needs --gallery.")
     ] = None,
     memory: Annotated[str | None, _saved("Working memory, such as 2GB; 512MB by default.")] = None,
+    whiten: WHITEN = None,
+    augment: AUGMENT = 0,
+    expand: EXPAND = 0,
+    rerank: RERANK = 0,
 ) -> None:
     """Print retrieval metrics of saved vectors, or of a model on a dataset, and write them as JSON.
 
@@ -68,18 +74,21 @@ def evaluate(
     roadmap evaluate runs/first --page retrievals.html
 
     roadmap evaluate vit_small_patch14_dinov2 --data cub --root CUB_200_2011
+
+    roadmap evaluate runs/first --flip --expand 10 --rerank 100
     """
     numbers = None if ks is None else _numbers(ks)
+    better = refinement_of(whiten, augment, expand, rerank)
     if _are_vectors(what, asked):
         _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")
         result = _of_vectors(
-            Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB")
+            Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB"), better()
         )
         show = None
     else:
         of_vectors = {"gallery": gallery, "revisited": revisited, "memory": memory}
         _refuse(of_vectors, f"{what} is a model, and its dataset says what searches in what")
-        result, show = _of_model(what, asked, numbers, ties.value, page is not None)
+        result, show = _of_model(what, asked, numbers, ties.value, page is not None, better)
     from roadmap.report.text import metrics_table
 
     say([metrics_table(result)])
@@ -94,7 +103,7 @@ def evaluate(
 
 
 def _of_model(
-    what: str, asked: Asked, ks: tuple[int, ...] | None, ties: Any, paged: bool
+    what: str, asked: Asked, ks: tuple[int, ...] | None, ties: Any, paged: bool, better: Callable[[], Refinement]
 ) -> tuple[Evaluation, Callable[[Path], None] | None]:
     """The evaluation, and what writes its page; landmarks have none."""
     encoder = asked.encoder(what)
@@ -112,7 +121,9 @@ def _of_model(
     say(plan(encoder, records, parts, read))
     began = time.monotonic()
     ks = recall_ks(asked.data or encoder.data or "") if ks is None else ks
-    result = evaluation_of(encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged)
+    result = evaluation_of(
+        encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged, refinement=better()
+    )
     about = result.facts["data"]
     say(rate(about["queries"] + (about["gallery"] or 0), time.monotonic() - began, about["skipped"]))
 
@@ -125,7 +136,14 @@ def _of_model(
 
 
 def _of_vectors(
-    path: Path, device: str, gallery: Path | None, ks: Any, ties: Any, revisited: Path | None, memory: int
+    path: Path,
+    device: str,
+    gallery: Path | None,
+    ks: Any,
+    ties: Any,
+    revisited: Path | None,
+    memory: int,
+    better: Refinement,
 ) -> Evaluation:
     if revisited is not None and gallery is None:
         raise ValueError("--revisited needs --gallery: the queries are not among the database images")
@@ -138,7 +156,7 @@ def _of_vectors(
     queries = Embeddings.load(path).to(place)
     items = None if gallery is None else Embeddings.load(gallery).to(place)
     truth = None if revisited is None else load_ground_truth(revisited)
-    found = evaluation_of(queries, items, ks=ks, ties=ties, truth=truth, memory=memory, nearest=0)
+    found = evaluation_of(queries, items, ks=ks, ties=ties, truth=truth, memory=memory, nearest=0, refinement=better)
     files = {"embeddings": str(path), "gallery": None if gallery is None else str(gallery)}
     title = f"{path.name}: {found.title.rpartition(': ')[2]}"
     return dataclasses.replace(found, facts={**found.facts, **files, "title": title})

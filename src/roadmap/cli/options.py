@@ -33,6 +33,7 @@ FIELDS = (
 OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
 OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
 PICTURE_ADVICE = "Repair or remove it, or use --on-error skip"
+PASSED = ("device", "precision", "image", "resize", "weights", "pooling", "dim", "batch", "flip")  # to Encoder.open
 PICTURES, MODEL, COMPUTING = "The pictures", "The model", "Computing"  # panels of the help text
 
 
@@ -73,6 +74,9 @@ class Asked:
     dim: Annotated[
         int | None, _option(MODEL, "Of a timm model: add a projection at random to so many dimensions.", 1)
     ] = None
+    flip: Annotated[bool, _option(MODEL, "Average each vector with that of the mirror image; takes twice as long.")] = (
+        False
+    )
     device: Annotated[str, _option(COMPUTING, "auto, cpu, cuda, cuda:1, mps; auto: as the run, or a GPU.")] = "auto"
     precision: Annotated[
         str | None,
@@ -103,8 +107,7 @@ class Asked:
             raise ValueError(f"--data is missing: which pictures? One of {', '.join(NAMES)}; folder for your own")
         from roadmap.encoder import Encoder
 
-        passed = ("device", "precision", "image", "resize", "weights", "pooling", "dim", "batch")
-        return Encoder.open(model, **{name: getattr(self, name) for name in passed})
+        return Encoder.open(model, **{name: getattr(self, name) for name in PASSED})
 
     def pictures(self, encoder: Encoder, records: Records) -> tuple[Pack | None, str]:
         """The pack that the pictures are read from, if any, and a sentence that says so. For a single pass none is made

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 import typer
@@ -23,11 +23,17 @@ from roadmap.config.settings import SettingError, Settings
 DONE, FAILED, NOT_UNDERSTOOD, INTERRUPTED = 0, 1, 2, 130
 # What the engine raises with a message for a person; anything else is a fault of ours and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
+STARTED = frozenset(("RANK", "SLURM_PROCID"))  # by torchrun, by Slurm
 LONGEST_NAME = 200  # of a folder, in characters; file systems allow some 255 bytes
 
 
 def train(arguments: Sequence[str]) -> int:
     """Does what `roadmap train ARGUMENTS` asks for; gives the exit code."""
+    with _only_the_first_prints():
+        return _train(arguments)
+
+
+def _train(arguments: Sequence[str]) -> int:
     code = NOT_UNDERSTOOD
     try:
         if not {"-h", "--help"}.isdisjoint(arguments):
@@ -43,7 +49,7 @@ def train(arguments: Sequence[str]) -> int:
     except EXPECTED as error:
         if _debugging():
             raise
-        return _tell(error, code)
+        return _tell(error, code) if _is_to_tell(error) else code
     return DONE
 
 
@@ -120,13 +126,14 @@ def job(config: DictConfig) -> str:
     own = [f"--config-dir={source.path}" for source in context.runtime.config_sources if source.provider == OWN_FILES]
     with _as_if_alone(["train", *own, *context.overrides.task, f"run={settings.run}"]):
         try:
-            from roadmap.engine import fit
+            from roadmap.engine import fit_or_resume
 
-            return str(fit(settings))
+            return str(fit_or_resume(settings))  # a launcher may put a job that was stopped back into its queue
         except EXPECTED as error:
             if _debugging():
                 raise
-            _tell(f"{what}: {error}")
+            if _is_to_tell(error):
+                _tell(f"{what}: {error}")
             # plain, so that any launcher can carry it; what went wrong stands above
             raise RuntimeError(f"not every run of the sweep was finished; see above: {what}: {error}") from None
 
@@ -145,6 +152,26 @@ def _as_if_alone(arguments: Sequence[str]) -> Iterator[None]:
 def _debugging() -> bool:
     """Whether tracebacks are wanted; our own variable counts before Hydra's."""
     return os.environ.get("ROADMAP_DEBUG", os.environ.get("HYDRA_FULL_ERROR", "")) not in ("", "0")
+
+
+@contextmanager
+def _only_the_first_prints() -> Iterator[None]:
+    """Of the processes that torchrun or Slurm started, each of which runs this command."""
+    if STARTED.isdisjoint(os.environ):
+        yield
+        return
+    from roadmap.engine.joining import is_first
+
+    with open(os.devnull, "w") as nowhere, nullcontext() if is_first() else redirect_stdout(nowhere):
+        yield
+
+
+def _is_to_tell(error: Exception) -> bool:
+    if STARTED.isdisjoint(os.environ):
+        return True
+    from roadmap.engine.joining import is_to_tell
+
+    return is_to_tell(error)
 
 
 def _tell(error: Exception | str, code: int = FAILED) -> int:

@@ -110,7 +110,7 @@ def retrieval_metrics(
             counts = positive_counts_of(q[some], g, *wanted.columns(some), ties, own, advance)
             for name, value in query_values(counts, ks, ties).items():
                 values[name][some] = value
-    summary = _means(values, wanted.positives > 0)
+    summary = means_of(values, wanted.positives > 0)
     return (summary, {name: value.cpu() for name, value in values.items()}) if per_query else summary
 
 
@@ -185,7 +185,7 @@ def positive_counts_of(
     return PositiveCounts(valid, positives_at_least, positives_above, at_least, above)
 
 
-def _means(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
+def means_of(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
     """Means over the queries that count. Values are added in ascending order, so that the order of the queries does
     not show."""
     number = int(counted.sum())

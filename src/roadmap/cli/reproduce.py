@@ -1,0 +1,95 @@
+"""`roadmap reproduce`: a table or a figure of the paper, run and set beside what was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roadmap.cli.options import say, tell_errors
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="table1 to table10, fig4a, fig5, ...; all: every one of the paper."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Only these pictures; in place of the paper's where it has others: glyphs.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Only this network, or in place of the paper's: resnet50, deit, vits.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs of each row: seeds 0, 1, ...")] = 5,
+    root: Annotated[
+        list[str] | None, typer.Option(metavar="DATASET=FOLDER", help="Where pictures lie; again for each dataset.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting for every run, such as model.weights=FILE."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="Folder of the small files that results are kept in.")] = Path(
+        "experiments/results"
+    ),
+    export: Annotated[
+        Path | None, typer.Option(help="Write the tables to this folder as well, as Markdown, LaTeX, CSV and HTML.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what can be run and what it costs; run nothing.")
+    ] = False,
+) -> None:
+    """Run a table or a figure of the paper, and set published and measured numbers side by side.
+
+    What is finished is not run again: the same command goes on where it was stopped. The best epoch on the test set,
+    which the published numbers are, and the last one stand beside each other.
+
+    roadmap reproduce                                                  what there is
+
+    roadmap reproduce smallest                                         in a minute or two on a CPU
+
+    roadmap reproduce table3 --dataset glyphs --seeds 2                with pictures that need no download
+
+    roadmap reproduce table5 --dataset cub --backbone resnet50 --root cub=CUB_200_2011
+    """
+    with tell_errors():
+        _reproduce(names or [], dataset, backbone, seeds, root or [], settings or [], out, results, export, dry_run)
+
+
+def _reproduce(
+    names: list[str], dataset: str | None, backbone: str | None, seeds: int, root: list[str], settings: list[str],
+    out: Path, results: Path, export: Path | None, dry_run: bool,
+) -> None:  # fmt: skip
+    from roadmap.experiments.definitions import experiment, experiment_names, paper_names
+    from roadmap.experiments.reproduction import Means, note, prospect_lines, prospects, reasons, run_rows
+    from roadmap.experiments.results import all_outcomes
+    from roadmap.experiments.verdicts import sheet_of, side_by_side
+
+    if not names:
+        say(f"{experiment(name).name:<15}{experiment(name).title}" for name in experiment_names())
+        return
+    roots = dict(_pair(text) for text in root)
+    means = Means(roots, tuple(settings), out, results)
+    wanted = [experiment(name, dataset, backbone) for name in (paper_names() if names == ["all"] else names)]
+    for one in wanted:
+        found = prospects(one, seeds, means)
+        say(["", one.heading, *prospect_lines(found)])
+        if dry_run:
+            note(found, means)
+        else:
+            run_rows(found, means, typer.echo, one.derived == "gap")
+    if dry_run:
+        return
+    for one in wanted:
+        table = sheet_of(one, side_by_side(one, all_outcomes(results), reasons(results)))
+        say(["", table.text()])
+        for ending in ("md", "tex", "csv", "html") if export is not None else ():
+            table.write(Path(str(export)) / f"{one.name}.{ending}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise ValueError(f"--root must be DATASET=FOLDER, such as cub=CUB_200_2011, got {text!r}")
+    return name, folder
