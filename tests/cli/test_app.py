@@ -92,3 +92,23 @@ def test_what_can_be_told_at_once_is(arguments: list[str], said: str, tmp_path: 
     found = python("-c", ALONE, *arguments, folder=tmp_path)
     assert found.startswith("1 False error: ")
     assert said in found
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (["train", "recipe=glyphs", "loss=supap", "seed=3"], "starting   recipe glyphs: supap on glyphs, seed 3"),
+        (["train", "-m", "seed=0,1", "out={folder}"], "starting   a sweep"),
+        (["train", "resume={folder}"], "going on   {folder}"),
+        (["evaluate", "resnet50", "--data", "glyphs"], "opening    resnet50"),
+        (["embed", "resnet50", "--data", "glyphs", "--out", "{folder}/v.npz"], "opening    resnet50"),
+    ],
+)
+def test_the_first_line_comes_before_torch(typed: list[str], line: str, tmp_path: Path) -> None:
+    """Importing it takes seconds; here it cannot be imported at all."""
+    without = "import sys; sys.modules['torch'] = None\n" + ALONE + "print(result.stdout)"
+    found = python("-c", without, *(word.format(folder=tmp_path) for word in typed), folder=tmp_path)
+    said, begun = found.splitlines()
+    assert begun == line.format(folder=tmp_path)
+    assert "error: " in said
+    assert "torch" in said

@@ -296,7 +296,7 @@ def test_an_interrupted_run_says_what_is_left(engine: Engine) -> None:
         assert "stopped and saved epoch 3. Go on:  roadmap train resume=runs/mine\n" in result.output
     engine.fails = lambda settings: KeyboardInterrupt()
     result = called()
-    assert (result.exit_code, result.output) == (130, "\nstopped\n")
+    assert (result.exit_code, result.output) == (130, "starting   roadmap on glyphs, seed 0\n\nstopped\n")
 
 
 def test_resume_hands_the_folder_on(engine: Engine) -> None:
@@ -310,7 +310,8 @@ def test_resume_hands_the_folder_on(engine: Engine) -> None:
 
 def test_a_dry_run_only_tells(engine: Engine, tmp_path: Path) -> None:
     result = called("data=folder", "data.root=/pictures", "--dry-run")
-    assert (result.exit_code, result.output) == (0, "would train folder\nNothing was written.\n")
+    begun = "starting   roadmap on folder, seed 0\n"
+    assert (result.exit_code, result.output) == (0, f"{begun}would train folder\nNothing was written.\n")
     assert engine.fitted == []
     assert list(tmp_path.iterdir()) == []
 

@@ -105,6 +105,7 @@ class Asked:
             check_root(self.data, self.root)
         elif not of_run:
             raise ValueError(f"--data is missing: which pictures? One of {', '.join(NAMES)}; folder for your own")
+        say_start(f"opening    {model}")
         from roadmap.encoder import Encoder
 
         return Encoder.open(model, **{name: getattr(self, name) for name in PASSED})
@@ -120,6 +121,11 @@ class Asked:
 def say(lines: Iterable[str]) -> None:
     for line in lines:
         typer.echo(line)
+
+
+def say_start(line: str) -> None:
+    """Says what begins, before anything slow is imported."""
+    typer.secho(line, dim=True)
 
 
 def about_models(verb: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from roadmap.cli.options import say_start
 from roadmap.cli.train_help import print_help
 from roadmap.config.command import Command, command_of, key_of
 from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
@@ -57,6 +58,7 @@ def _rehearsal(command: Command) -> list[Settings]:
     """The settings of runs in which every value of a sweep comes once: a mistake in the last of them is found before
     the first begins."""
     runs = [settings_from(overrides, command.folder) for overrides in command.covering()]
+    _say_what_begins(command, runs)
     for settings in runs:
         check_data(settings)
     for settings in {str(settings.loss): settings for settings in runs}.values():
@@ -67,6 +69,13 @@ def _rehearsal(command: Command) -> list[Settings]:
     return runs
 
 
+def _say_what_begins(command: Command, runs: Sequence[Settings]) -> None:
+    first = runs[0]
+    named = "" if first.recipe is None else f"recipe {first.recipe}: "
+    what = "a sweep" if command.flags.multirun else f"{first.loss['name']} on {first.data.name}, seed {first.seed}"
+    say_start(f"starting   {named}{what}")
+
+
 def _carry_out(command: Command, runs: Sequence[Settings]) -> None:
     if command.looks:
         _look(command)
@@ -74,6 +83,8 @@ def _carry_out(command: Command, runs: Sequence[Settings]) -> None:
     if command.flags.multirun:
         _sweep(command, Path(runs[0].out) / time.strftime("sweep_%Y-%m-%d_%H-%M-%S"))
         return
+    if command.resume is not None:
+        say_start(f"going on   {command.resume}")
     from roadmap.engine import fit, plan, resume
 
     if command.resume is not None:
