@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from roadmap import __version__
 from roadmap.cli.app import app
 
+from ..engine.worlds import write_classes
+
 SOURCE = Path(__file__).parents[2] / "src"
 ALONE = """
 import sys
@@ -112,3 +114,12 @@ def test_the_first_line_comes_before_torch(typed: list[str], line: str, tmp_path
     assert begun == line.format(folder=tmp_path)
     assert "error: " in said
     assert "torch" in said
+
+
+def test_embedding_imports_neither_a_compiler_nor_a_library_that_brings_one(tmp_path: Path) -> None:
+    """Each takes about as long as torch itself."""
+    write_classes(tmp_path / "pictures", range(2))
+    verb = ["embed", "small_cnn", "--weights", "random", "--data", "folder", "--root", "pictures", "--out", "v.npz"]
+    shown = ALONE.replace("result.stderr.strip()", "*sorted(HEAVY & set(sys.modules))")
+    heavy = "HEAVY = {'torch._dynamo', 'torchvision', 'timm', 'lightning_fabric', 'hydra', 'matplotlib', 'scipy'}\n"
+    assert python("-c", heavy + shown, *verb, folder=tmp_path) == "0 True"

@@ -18,6 +18,7 @@ from roadmap.data.batches.resampling import (
     batched_crops,
     cpu_crop,
     network_input,
+    resized,
     resized_crops,
 )
 
@@ -267,3 +268,14 @@ def test_draws_depend_on_seed_and_position_alone():
 def test_what_is_refused_says_why(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("capability", [None, "DEFAULT"])
+@pytest.mark.parametrize("sizes", [(40, 30, 24, 24), (7, 5, 64, 61), (256, 300, 256, 40), (1, 1, 3, 3)])
+def test_a_picture_is_resized_to_the_bit_as_torchvision_does(sizes, capability, monkeypatch):
+    """By bytes where the CPU has fast instructions for it, by floats elsewhere."""
+    if capability is not None:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    height, width, *wanted = sizes
+    image = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
+    assert torch.equal(resized(image, *wanted), tv.resize(image, wanted, antialias=True))

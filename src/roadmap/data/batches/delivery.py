@@ -165,7 +165,7 @@ class _Buffer:
 
 
 class Threaded:
-    """The pack on the CPU: torchvision in threads, which share the memory map and cost no copies between processes."""
+    """The pack on the CPU: crops in threads, which share the memory map and cost no copies between processes."""
 
     def __init__(self, pack: Pack, crop: Crop, threads: int | None = None, ahead: int = 2) -> None:
         self.pack, self.crop, self.ahead = pack, crop, ahead

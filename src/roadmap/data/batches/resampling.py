@@ -1,4 +1,4 @@
-"""How crops are resampled and normalised: a whole batch at once on the GPU, or by torchvision on the CPU.
+"""How crops are resampled and normalised: a whole batch at once on the GPU, or one by one on the CPU.
 
 Resampling is bilinear with antialiasing, torchvision's `antialias=True`.
 """
@@ -18,6 +18,7 @@ from roadmap.data.records import Ints
 from roadmap.kernels import runs_on_triton
 
 _LONG = 32  # times the area of the output: longer pictures are not resized whole
+_RESIZES_BYTES = ("AVX2", "AVX512")  # elsewhere torch resizes bytes with larger errors than floats
 _CHUNK_BYTES = 2**29  # of source pixels resampled at once
 
 
@@ -135,15 +136,28 @@ def _affine_tensors(mean: Triple, std: Triple, device: torch.device) -> tuple[Te
     return shift, scale
 
 
-def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) -> Tensor:
-    """(3, size, size) uint8 of one (H, W, 3) picture by torchvision, for window `place`.
+def resized(image: Tensor, height: int, width: int) -> Tensor:
+    """A (3, H, W) uint8 picture at another size, to the bit as torchvision's `resize(antialias=True)`.
 
-    torchvision resizes all of the picture and then keeps the middle. Where that would be many times the output, as of
+    It makes the same call of torch. It is not called itself because importing it imports torch's compiler: a second,
+    in every process that decodes.
+    """
+    # one picture whose colours lie together: without a stride of its own for the batch torch would take them apart
+    whole = image.as_strided((1, *image.shape), (image.numel(), *image.stride()), image.storage_offset())
+    native = torch.backends.cpu.get_cpu_capability() in _RESIZES_BYTES
+    found = torch.nn.functional.interpolate(
+        whole if native else whole.float(), (height, width), mode="bilinear", align_corners=False, antialias=True
+    )
+    return (found if native else found.round().to(torch.uint8))[0]
+
+
+def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) -> Tensor:
+    """(3, size, size) uint8 of one (H, W, 3) picture as by torchvision, for window `place`.
+
+    All of the picture is resized, and then the middle is kept. Where that would be many times the output, as of
     a thin strip, Pillow resamples what the output sees and no more; that is within a level of torchvision. (Matrix
     products would do too, but may never return in a process that was forked.)
     """
-    from torchvision.transforms.v2 import functional as tv
-
     top, height, resized_height, above = windows.rows[place].tolist()
     left, width, resized_width, before = windows.columns[place].tolist()
     # cut first: only what is kept is resampled. The copy makes it dense, which the resampling is fast on.
@@ -156,7 +170,7 @@ def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) 
         return tensor.flip(2) if windows.flip[place] else tensor
     tensor = torch.from_numpy(part).permute(2, 0, 1)
     if (height, width) != (resized_height, resized_width):
-        tensor = tv.resize(tensor, [resized_height, resized_width], antialias=True)
+        tensor = resized(tensor, resized_height, resized_width)
     if (resized_height, resized_width) != (size, size):
         tensor = tensor[:, above : above + size, before : before + size]
     return tensor.flip(2) if windows.flip[place] else tensor
