@@ -44,7 +44,7 @@ def test_grades_of_sets_are_the_literal_ones(case: GradedCase, kind: Any) -> Non
 
 
 def test_the_items_of_a_level_share_its_weight() -> None:
-    """Of each query the grades of level l add up to l^alpha, whatever their number, as Eq. 4 of the paper has it."""
+    """Of each query the grades of level l add up to l^alpha, whatever their number: the relevance of HAPPIER."""
     case = TREES[0]
     found = grades_of(case, Relevance(TreeRelevance("shared", 2.0)), True)
     levels = grades_of(case, Relevance(TreeRelevance("levels")), True)

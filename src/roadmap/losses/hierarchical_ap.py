@@ -58,7 +58,7 @@ def hierarchicalap(
     Args:
         scores, grades: as for `h_ap`; half-precision scores are widened to float32.
         tau, rho, delta, start, offset: of H⁻, as for `supap`.
-        pull: of H^>; None, as released: the H-rank has no gradient. See `HierarchicalAP`.
+        pull: of H^>; None: the H-rank has no gradient. See `HierarchicalAP`.
 
     A query without positives does not count; if none counts the loss is 0 with zero gradients.
     """
@@ -84,7 +84,7 @@ class HierarchicalAP(nn.Module):
             share.
         tau, rho, delta, include_self, start, offset: see `SupAP`; H⁻ counts all that is less relevant.
         pull: whether H-rank too has a slope, H^>(t) = min(beta t + gamma, 1) for t > 0 and leak t below, on items that
-            are more relevant than k. The paper derives it; every released setting leaves it out.
+            are more relevant than k. The paper derives it; of six released settings one has it.
         beta, gamma, leak: of H^>; the numbers in the released settings.
     """
 
