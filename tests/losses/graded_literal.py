@@ -46,7 +46,8 @@ def tree_grades(
             else:
                 total = 0.0
                 for p in range(1, level + 1):
-                    total += (p**alpha - (p - 1) ** alpha) / len([m for m in positives if levels[m] >= p])
+                    coarser = (p - 1) ** alpha if p > 1 else 0.0
+                    total += (p**alpha - coarser) / len([m for m in positives if levels[m] >= p])
                 row.append(total)
         found.append(row)
     return found

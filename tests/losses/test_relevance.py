@@ -25,7 +25,9 @@ def grades_of(case: GradedCase, relevance: Relevance, include_self: bool) -> Ten
 
 
 @pytest.mark.parametrize("include_self", [True, False], ids=["with self", "without self"])
-@pytest.mark.parametrize(("kind", "alpha"), [("shared", 1.0), ("levels", 1.0), ("nested", 1.0), ("shared", 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "alpha"), [("shared", 1.0), ("levels", 1.0), ("nested", 1.0), ("shared", 0.5), ("nested", 0.0)]
+)
 @pytest.mark.parametrize("case", TREES, ids=repr)
 def test_grades_of_a_tree_are_the_literal_ones(case: GradedCase, kind: Any, alpha: float, include_self: bool) -> None:
     queries, items = (labels.tolist() for labels in case.both)
@@ -83,7 +85,7 @@ def test_autocast_counts_labels_in_common_exactly() -> None:
 
 def test_the_words_name_the_losses_that_take_grades() -> None:
     named = {getattr(roadmap.losses, name) for name in roadmap.losses.__all__}
-    graded = {loss.__name__ for loss in named if isinstance(loss, type) and getattr(loss, "takes_grades", False)}
+    graded = {loss.__name__ for loss in named if isinstance(loss, type) and getattr(loss, "takes_paths", False)}
     assert graded == set(GRADED)
 
 
@@ -182,7 +184,7 @@ BAD_ARGUMENTS: dict[str, tuple[type[nn.Module], dict[str, Any], type[Exception],
         ValueError,
         "relevance must be 'shared', 'levels' or 'nested', got",
     ),
-    "alpha": (HierarchicalAP, {"alpha": 0}, ValueError, "alpha must be > 0, got 0"),
+    "alpha": (HierarchicalAP, {"alpha": -1}, ValueError, "alpha must be >= 0, got -1"),
     "sets": (GradedNDCG, {"sets": "jaccard"}, ValueError, "sets must be 'iou' or 'count', got 'jaccard'"),
     "gain": (GradedNDCG, {"gain": "exp"}, ValueError, "gain must be 'exponential' or 'linear', got 'exp'"),
     "pull": (HierarchicalAP, {"pull": 1}, TypeError, "pull must be True or False, got int 1"),

@@ -139,7 +139,7 @@ class Distributed(nn.Module):
         own: Tensor | None = None,
     ) -> Comparison:
         """As the loss itself would make it: it says whether labels may be paths or sets."""
-        graded = takes_grades(self.loss)
+        graded = takes_paths(self.loss)
         return Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, graded=graded)
 
     def collected(
@@ -209,9 +209,9 @@ class Items:
         return torch.arange(self.first, self.first + len(self.own), device=self.own.device)
 
 
-def takes_grades(loss: nn.Module) -> bool:
+def takes_paths(loss: nn.Module) -> bool:
     """Whether labels may be paths in a tree or sets of labels."""
-    return bool(getattr(loss, "takes_grades", False))
+    return bool(getattr(loss, "takes_paths", False))
 
 
 def _moved(pairs: Sequence[Tensor] | None, rows: int, columns: int) -> list[Tensor] | None:

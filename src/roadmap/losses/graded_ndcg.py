@@ -80,7 +80,7 @@ class GradedNDCG(nn.Module):
         tau, rho, delta, include_self, start, offset: see `SupAP`.
     """
 
-    takes_grades = True
+    takes_paths = True
 
     def __init__(
         self,

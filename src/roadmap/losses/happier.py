@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from roadmap.kernels import cosine_scores
 from roadmap.losses.arguments import check_count, check_number, values_are_free_to_read
@@ -14,6 +15,27 @@ from roadmap.losses.comparison import Comparison
 from roadmap.losses.hierarchical_ap import HierarchicalAP
 from roadmap.losses.relevance import UNKNOWN, SetGrades, TreeGrades
 from roadmap.losses.terms import Terms
+
+
+def cluster_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:
+    """L_clust before the division: the sum of -log softmax(cosine / temperature) at the class of each query, and the
+    number of queries whose class is known. A class that has no proxy is refused, or NaN where looking stalls a GPU.
+
+    Args:
+        proxy_scores: (M, classes) cosines with one vector per class.
+        classes: (M,) integers in [0, classes), or -1.
+    """
+    count = proxy_scores.shape[1]
+    known, outside = classes != UNKNOWN, (classes < UNKNOWN) | (classes >= count)
+    if values_are_free_to_read(classes) and bool(outside.any()):
+        raise ValueError(
+            f"the finest labels must lie in [0, {count}), the classes this loss has weights for, got "
+            f"{int(classes[outside][0])}; number the training classes from 0 and pass num_classes"
+        )
+    places = torch.where(known, classes.clamp(0, count - 1), UNKNOWN).long()
+    total = F.cross_entropy(proxy_scores / temperature, places, reduction="sum", ignore_index=UNKNOWN)
+    total = total + torch.where(outside.any(), torch.nan, 0.0).to(total.dtype)
+    return Terms(total[None], known.sum()[None])
 
 
 class HAPPIER(nn.Module):
@@ -31,7 +53,7 @@ class HAPPIER(nn.Module):
         relevance, alpha, tau, rho, delta, include_self, start, offset, pull, beta, gamma, leak: see `HierarchicalAP`.
     """
 
-    takes_grades = True
+    takes_paths = True
 
     def __init__(
         self,
@@ -92,29 +114,15 @@ class HAPPIER(nn.Module):
         return (1 - self.lam) * means[0] + self.lam * means[1]
 
     def _cluster_terms(self, c: Comparison) -> Terms:
-        classes = self._classes(c.query_labels)
+        if c.query_labels.dtype == torch.bool:
+            raise ValueError(
+                "HAPPIER draws items to the vector of their one class, and sets of labels have none; "
+                "use HierarchicalAP for them"
+            )
         if c.embeddings.shape[1] != self.embedding_size:
             raise ValueError(
                 f"embeddings have {c.embeddings.shape[1]} dimensions but the loss was made with "
                 f"embedding_size={self.embedding_size}"
             )
-        known, outside = classes != UNKNOWN, (classes < UNKNOWN) | (classes >= len(self.proxies))
-        if values_are_free_to_read(classes) and bool(outside.any()):
-            raise ValueError(
-                f"the finest labels must lie in [0, {len(self.proxies)}), the classes this loss has weights for, got "
-                f"{int(classes[outside][0])}; number the training classes from 0 and pass num_classes"
-            )
-        logits = cosine_scores(c.embeddings, self.proxies) / self.temperature
-        places = classes.clamp(0, len(self.proxies) - 1).long()
-        costs = logits.logsumexp(1) - logits.gather(1, places[:, None])[:, 0]
-        total = (costs * known).sum() + torch.where(outside.any(), torch.nan, 0.0).to(costs.dtype)
-        return Terms(total[None], known.sum()[None])
-
-    @staticmethod
-    def _classes(labels: Tensor) -> Tensor:
-        if labels.dtype == torch.bool:
-            raise ValueError(
-                "HAPPIER draws items to the vector of their one class, and sets of labels have none; "
-                "use HierarchicalAP for them"
-            )
-        return labels if labels.ndim == 1 else labels[:, -1]
+        classes = c.query_labels if c.query_labels.ndim == 1 else c.query_labels[:, -1]
+        return cluster_terms(cosine_scores(c.embeddings, self.proxies), classes, self.temperature)

@@ -88,7 +88,7 @@ class HierarchicalAP(nn.Module):
         beta, gamma, leak: of H^>; the numbers in the released settings.
     """
 
-    takes_grades = True
+    takes_paths = True
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_embeddings, check_flag, check_labels, check_number
-from roadmap.losses.distributed import Distributed, Items, takes_grades
+from roadmap.losses.distributed import Distributed, Items, takes_paths
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.processes import Processes
 from roadmap.losses.ring import NOBODY, Ints, Ring
@@ -128,7 +128,7 @@ class Memory(nn.Module):
         processes = self.loss.processes if isinstance(self.loss, Distributed) else None
         if processes is None:
             check_embeddings("embeddings", x)
-            check_labels("labels", labels, "embeddings", x, takes_grades(self.inner))
+            check_labels("labels", labels, "embeddings", x, takes_paths(self.inner))
             self._check_ids(x, ids)
             wide = at_least_float32(x)
             pictures = np.full(len(x), NOBODY) if ids is None else ids.detach().cpu().numpy().astype(np.int64)

@@ -38,7 +38,7 @@ class TreeRelevance:
     def __post_init__(self) -> None:
         if self.kind not in get_args(TreeGrades):
             raise ValueError(f"relevance must be 'shared', 'levels' or 'nested', got {self.kind!r}")
-        check_number("alpha", self.alpha, above=0)
+        check_number("alpha", self.alpha, at_least=0)
 
     def closeness(self, queries: Tensor, gallery: Tensor, dtype: torch.dtype) -> Tensor:
         """How many levels each pair shares, (M, N) int16: those down to the deepest that is equal and known."""
@@ -54,7 +54,8 @@ class TreeRelevance:
         for level in range(1, depth + 1):
             weight, here = float(level) ** self.alpha, closeness == level
             if self.kind == "nested":
-                weight, here = weight - float(level - 1) ** self.alpha, closeness >= level
+                here = closeness >= level
+                weight -= float(level - 1) ** self.alpha if level > 1 else 0.0  # 0^0 is 0 here: nobody shares 0 levels
             size = 1 if self.kind == "levels" else here.sum(1, keepdim=True).clamp(min=1).to(dtype)
             found = found + here * (weight / size)
         return found
