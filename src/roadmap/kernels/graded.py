@@ -28,7 +28,7 @@ from roadmap.kernels.blocked import _ranks as ranks_and_slopes
 from roadmap.kernels.rules import RankRule
 
 LEFT_OUT = -1.0  # the grade of an item that is not in a query's ranking
-CPU_BLOCK, GPU_BLOCK = 1 << 18, 1 << 24  # elements in flight: the caches of a CPU, the width of a GPU
+CPU_BLOCK, GPU_BLOCK = 1 << 18, 1 << 22  # elements in flight, in some ten arrays: caches of a CPU, width of a GPU
 PAIRS_AT_ONCE = 1 << 22  # places of a score matrix in which pairs are looked for: bounds their list
 
 Measure = Literal["h_ap", "ndcg"]

@@ -86,6 +86,11 @@ class HierarchicalAP(nn.Module):
         pull: whether H-rank too has a slope, H^>(t) = min(beta t + gamma, 1) for t > 0 and leak t below, on items that
             are more relevant than k. The paper derives it; of six released settings one has it.
         beta, gamma, leak: of H^>; the numbers in the released settings.
+
+    >>> import torch
+    >>> genus_and_species = torch.tensor([[0, 0], [0, 0], [0, 1], [0, 1], [1, 2], [1, 2]])
+    >>> loss = HierarchicalAP()(torch.randn(6, 16, requires_grad=True), genus_and_species)
+    >>> loss.backward()
     """
 
     takes_paths = True
