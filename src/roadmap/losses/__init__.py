@@ -8,6 +8,9 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
 from roadmap.losses.distributed import Distributed
+from roadmap.losses.graded_ndcg import GradedNDCG, gradedndcg, ndcg
+from roadmap.losses.happier import HAPPIER
+from roadmap.losses.hierarchical_ap import HierarchicalAP, h_ap, hierarchicalap
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
@@ -16,11 +19,14 @@ from roadmap.losses.two_pass import TwoPass
 from roadmap.metrics.counted import average_precision
 
 __all__ = [
+    "HAPPIER",
     "ROADMAP",
     "BlackBoxAP",
     "Calibration",
     "Distributed",
     "FastAP",
+    "GradedNDCG",
+    "HierarchicalAP",
     "Memory",
     "SmoothAP",
     "SoftBinAP",
@@ -30,6 +36,10 @@ __all__ = [
     "blackboxap",
     "calibration",
     "fastap",
+    "gradedndcg",
+    "h_ap",
+    "hierarchicalap",
+    "ndcg",
     "saturation_point",
     "smoothap",
     "softbinap",

@@ -18,6 +18,7 @@ from roadmap.kernels.directions import has_direction
 from roadmap.metrics import scores as table
 
 Average = Literal["violating", "all"]
+GRADED = ("HierarchicalAP", "HAPPIER", "GradedNDCG")  # the losses that take paths, sets and grades
 
 
 def values_are_free_to_read(x: Tensor) -> bool:
@@ -78,20 +79,63 @@ def check_embeddings(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} has no dimensions: its shape is {tuple(x.shape)}")
 
 
-def check_labels(name: str, labels: Tensor, of: str, x: Tensor) -> None:
+def check_labels(name: str, labels: Tensor, of: str, x: Tensor, graded: bool = False) -> None:
+    """One integer per row of `x`; for a loss of graded relevance also a path in a tree (integers) or a set (bool)."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of integers, got {type(labels).__name__}")
-    if labels.ndim != 1:
-        raise ValueError(
-            f"{name} must be 1-D, one integer per row of {of}, got shape {tuple(labels.shape)}; "
-            "use labels.flatten() if it is a column, labels.argmax(1) if it is one-hot"
-        )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers (int64), got {labels.dtype}; use {name}.long()")
+    table = labels.ndim == 2 and graded
+    if labels.ndim != 1 and not table:
+        raise ValueError(_dimensions_wanted(name, labels, of, graded))
+    if labels.is_floating_point() or labels.is_complex() or (labels.dtype == torch.bool and not table):
+        also = f", or bool for sets of labels: {name}.bool()" if table else ""
+        raise TypeError(f"{name} must hold integers (int64), got {labels.dtype}; use {name}.long(){also}")
+    if table and labels.shape[1] == 0:
+        raise ValueError(f"{name} has no columns: its shape is {tuple(labels.shape)}; each is a level of the tree")
     if labels.shape[0] != x.shape[0]:
         raise ValueError(f"{name} has {labels.shape[0]} entries but {of} has {x.shape[0]} rows")
     if labels.device != x.device:
         raise ValueError(f"{name} is on {labels.device} but {of} is on {x.device}; move one with .to(...)")
+
+
+def _dimensions_wanted(name: str, labels: Tensor, of: str, graded: bool) -> str:
+    came = f"got shape {tuple(labels.shape)}"
+    if graded:
+        return (
+            f"{name} must be 1-D, one integer per row of {of}, or 2-D: integers for paths in a tree, coarse to fine; "
+            f"bool for sets of labels; {came}"
+        )
+    said = (
+        f"{name} must be 1-D, one integer per row of {of}, {came}; "
+        "use labels.flatten() if it is a column, labels.argmax(1) if it is one-hot"
+    )
+    if labels.ndim != 2 or name == "own":
+        return said
+    return f"{said}. Paths in a tree and sets of labels are for losses of graded relevance: {', '.join(GRADED)}"
+
+
+def label_kind(labels: Tensor) -> str:
+    """What labels are, in words that are equal where the kinds are."""
+    if labels.ndim == 1:
+        return "plain labels"
+    columns = labels.shape[1]
+    return f"sets of {columns} labels" if labels.dtype == torch.bool else f"paths of {columns} levels"
+
+
+def check_grades(grades: Tensor, rows: int, columns: int, device: torch.device) -> None:
+    """Relevance given pair by pair: above 0 for positives, 0 for negatives, below 0 for who is in no ranking."""
+    if not isinstance(grades, Tensor) or grades.is_complex():
+        came = grades.dtype if isinstance(grades, Tensor) else type(grades).__name__
+        raise TypeError(f"grades must be a torch.Tensor of real numbers, got {came}")
+    if grades.shape != (rows, columns):
+        raise ValueError(
+            f"grades must have shape (queries, gallery), here ({rows}, {columns}), got {tuple(grades.shape)}"
+        )
+    if grades.device != device:
+        raise ValueError(
+            f"grades is on {grades.device} but scores and embeddings are on {device}; move one with .to(...)"
+        )
+    if values_are_free_to_read(grades) and not bool(grades.isfinite().all()):
+        raise ValueError("grades must be finite; an item that is in no ranking has a grade below 0")
 
 
 def check_norms(name: str, x: Tensor, norms: Tensor) -> None:
@@ -116,3 +160,17 @@ def check_scores(scores: Tensor, positives: Tensor, negatives: Tensor) -> None:
     """As the metrics check them; the values only where looking at them is free."""
     free = isinstance(scores, Tensor) and values_are_free_to_read(scores)
     table.check_scores(scores, positives, negatives, values=free)
+
+
+def check_graded_scores(scores: Tensor, grades: Tensor) -> None:
+    """A (queries, gallery) table of scores, with a grade for each."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        came = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"scores must be a torch.Tensor of floating point, got {came}")
+    if scores.ndim != 2:
+        raise ValueError(
+            f"scores must have shape (queries, gallery), got {tuple(scores.shape)}; use scores[None] for one query"
+        )
+    check_grades(grades, scores.shape[0], scores.shape[1], scores.device)
+    if values_are_free_to_read(scores) and not bool(scores.isfinite().all()):
+        raise ValueError("scores must be finite")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from roadmap.kernels import LossRule, both_run_on_triton, cosine_scores, fused_loss, loss_terms
 from roadmap.kernels.directions import directions
+from roadmap.kernels.graded import LEFT_OUT
 from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import check_embeddings, check_labels, check_norms, values_are_free_to_read
+from roadmap.losses.arguments import (
+    check_embeddings,
+    check_grades,
+    check_labels,
+    check_norms,
+    label_kind,
+    values_are_free_to_read,
+)
+from roadmap.losses.relevance import Relevance, check_tree
 
 
 @dataclass(frozen=True)
@@ -22,10 +31,12 @@ class Comparison:
         embeddings: (M, D) vectors of the queries, of any length and float dtype.
         ref_emb: (N, D) vectors of the gallery. None: gallery item i *is* query i. Never guessed from shapes: a
             square score matrix between two different sets is an ordinary gallery call.
-        query_labels: (M,) integers; an item is relevant to a query when their labels are equal.
-        gallery_labels: (N,) integers.
+        query_labels: (M,) integers; an item is relevant to a query when their labels are equal. For a loss of graded
+            relevance also (M, L) integers, paths in a label tree from coarse to fine, or (M, C) bool, sets of labels.
+        gallery_labels: (N,) integers, or as the queries'.
         mined: (P_i, N_i) as (M, N) masks where a miner chose the pairs, else None.
         places: `own` as it was given, or None.
+        given: grades (M, N) where they came pair by pair, or None: they follow from the labels.
     """
 
     embeddings: Tensor
@@ -34,6 +45,7 @@ class Comparison:
     gallery_labels: Tensor
     mined: tuple[Tensor, Tensor] | None = None
     places: Tensor | None = None
+    given: Tensor | None = None
     # Not functools.cached_property, whose lock torch.compile cannot follow.
     _computed: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -46,6 +58,8 @@ class Comparison:
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
         own: Tensor | None = None,
+        *,
+        graded: bool = False,
     ) -> Comparison:
         """The comparison that a loss call asks for, with every argument checked.
 
@@ -58,14 +72,15 @@ class Comparison:
             ref_labels: (N,) labels of the gallery.
             own: (M,) integers, where each query stands in the gallery, -1 for nowhere; None: nowhere. Rows of a batch
                 that was gathered from several processes, or that sits in its own memory, stand in their gallery.
+            graded: whether labels may be paths, (M, L) integers, or sets, (M, C) bool.
         """
         check_embeddings("embeddings", embeddings)
-        check_labels("labels", labels, "embeddings", embeddings)
+        check_labels("labels", labels, "embeddings", embeddings, graded)
         if (ref_emb is None) != (ref_labels is None):
             given, missing = ("ref_labels", "ref_emb") if ref_emb is None else ("ref_emb", "ref_labels")
             raise ValueError(f"{given} was given without {missing}; a gallery needs both")
         if ref_emb is not None and ref_labels is not None:
-            _check_gallery(embeddings, ref_emb, ref_labels)
+            _check_gallery(embeddings, labels, ref_emb, ref_labels, graded)
         gallery_labels = labels if ref_labels is None else ref_labels
         if own is not None:
             _check_own(own, embeddings, ref_emb, labels, gallery_labels)
@@ -76,7 +91,38 @@ class Comparison:
             check_norms("embeddings", embeddings, lengths[0])
             if ref_emb is not None:
                 check_norms("ref_emb", ref_emb, lengths[1])
+            if graded and labels.ndim == 2 and labels.dtype != torch.bool:
+                check_tree(labels, gallery_labels)
         return c
+
+    @classmethod
+    def of_grades(
+        cls,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
+        grades: Tensor | None = None,
+    ) -> Comparison:
+        """As `of`, for a loss of graded relevance.
+
+        Args:
+            labels, ref_labels: plain labels, paths or sets. With `grades` they say nothing and may be None.
+            grades: (M, N), how relevant each item is to each query: above 0 for positives, 0 for negatives, below 0
+                for those that are in no ranking. None: as the labels say.
+        """
+        if grades is None:
+            return cls.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, graded=True)  # type: ignore[arg-type]
+        alike, others = (
+            None if x is None else torch.zeros(len(x), dtype=torch.int64, device=x.device)
+            for x in (embeddings, ref_emb)
+        )
+        assert alike is not None
+        c = cls.of(embeddings, alike, indices_tuple, ref_emb, others, own)
+        check_grades(grades, len(c.query_labels), len(c.gallery_labels), embeddings.device)
+        return replace(c, given=grades)
 
     @property
     def own(self) -> Tensor:
@@ -123,6 +169,29 @@ class Comparison:
         """N_i as an (M, N) mask."""
         return ~self.relevant if self.mined is None else ~self.relevant & self.mined[1]
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether an item is relevant or not, and nothing between: plain labels."""
+        return self.given is None and self.query_labels.ndim == 1
+
+    def grades(self, relevance: Relevance, *, include_self: bool) -> Tensor:
+        """How relevant every item is, (M, N), in the type of the scores: above 0 for P_i, 0 for N_i, `LEFT_OUT` for an
+        item in neither. A query is no negative of its own, whatever its labels say of it."""
+        queries, gallery, dtype = self.query_labels, self.gallery_labels, self.scores.dtype
+        rule, depth = relevance.of(queries), 1 if queries.ndim == 1 else queries.shape[1]
+        closeness = self.relevant.short() if self.is_binary else self.given
+        if closeness is None:
+            closeness = rule.closeness(queries, gallery, dtype)
+        at_own = self.own[:, None] == torch.arange(len(gallery), device=queries.device)
+        positives, negatives = closeness > 0, (closeness == 0) & ~at_own
+        if self.mined is not None:
+            positives, negatives = positives & (self.mined[0] | at_own), negatives & self.mined[1]
+        if not include_self:
+            positives = positives & ~at_own
+        among = torch.where(positives, closeness, 0)
+        found = among.to(dtype) if self.given is not None else rule.grades(among, depth, dtype)
+        return torch.where(positives | negatives, found, LEFT_OUT)
+
     def loss_or_nan(self, loss: Tensor) -> Tensor:
         """`loss`, or NaN if some vector had no direction and nobody could look at it without stalling a GPU."""
         if values_are_free_to_read(self.embeddings):
@@ -144,9 +213,13 @@ class Comparison:
         return fused_loss(self.embeddings, self.query_labels, self.ref_emb, self.gallery_labels, self.places, rule)
 
 
-def _check_gallery(embeddings: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> None:
+def _check_gallery(embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, graded: bool) -> None:
     check_embeddings("ref_emb", ref_emb)
-    check_labels("ref_labels", ref_labels, "ref_emb", ref_emb)
+    check_labels("ref_labels", ref_labels, "ref_emb", ref_emb, graded)
+    if graded and label_kind(labels) != label_kind(ref_labels):
+        raise ValueError(
+            f"labels are {label_kind(labels)} but ref_labels are {label_kind(ref_labels)}; both must be of one kind"
+        )
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise ValueError(
             f"embeddings have {embeddings.shape[1]} dimensions but ref_emb has {ref_emb.shape[1]}; "
@@ -169,12 +242,13 @@ def _check_own(own: Tensor, embeddings: Tensor, ref_emb: Tensor | None, labels: 
             f"got {int(own.min())} to {int(own.max())}"
         )
     stands = own >= 0
-    strange = stands & (gallery_labels[own.clamp(min=0).long()] != labels) if N else stands
+    differs = gallery_labels[own.clamp(min=0).long()] != labels if N else stands
+    strange = stands & (differs if differs.ndim == 1 else differs.any(1))
     if bool(strange.any()):
         row = int(strange.nonzero()[0])
         raise ValueError(
             f"own[{row}] is {int(own[row])}, but the gallery item there has label "
-            f"{int(gallery_labels[own[row]])} and the query {int(labels[row])}: they cannot be one item"
+            f"{gallery_labels[own[row]].tolist()} and the query {labels[row].tolist()}: they cannot be one item"
         )
 
 

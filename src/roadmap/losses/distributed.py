@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.metric_learning import check_module
+from roadmap.losses.part import Part, check_parts, moving, widest
 from roadmap.losses.processes import Gather, Processes, Total, processes_of
 from roadmap.losses.terms import Terms
 from roadmap.losses.uncompiled import uncompiled
 
 Gradients = Literal["mean", "sum"]
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Distributed(nn.Module):
     """A loss over a batch that is shared out over processes, called as the loss itself is.
 
     Each process brings its part: the parts may be uneven, and one may be empty. The value is that of the whole batch,
-    on every process. A loss that is sums over queries (`terms`: SupAP, SmoothAP, Calibration, ROADMAP) computes the
-    rows of the process's own queries alone, against the items of all; any other sees the whole batch on every process.
+    on every process. A loss that is sums over queries (`terms`: SupAP, ROADMAP and others) computes the rows of
+    the process's own queries alone, against the items of all; any other sees the whole batch on every process.
     What such a loss draws at random is drawn alike. Every process must call it, and go backward, in the same steps.
     Without a process group, or with one process, it is the plain loss.
 
@@ -95,12 +95,14 @@ class Distributed(nn.Module):
             gallery = self.items_of_all(processes, [part.of_gallery for part in parts], ref_emb, ref_labels)
         if self.by_rows and gallery is not None:  # the queries of others are not needed
             pairs = _moved(indices_tuple, 0, gallery.first)
-            queries = _moving(embeddings, parts)
-            return self.value(processes, Comparison.of(queries, labels, pairs, gallery.all, gallery.labels))
+            queries = moving(embeddings, parts)
+            return self.value(processes, self.comparison(queries, labels, pairs, gallery.all, gallery.labels))
         batch = self.items_of_all(processes, parts, embeddings, labels)
         if self.by_rows:
             pairs = _moved(indices_tuple, 0, batch.first)
-            return self.value(processes, Comparison.of(batch.own, labels, pairs, batch.all, batch.labels, batch.places))
+            return self.value(
+                processes, self.comparison(batch.own, labels, pairs, batch.all, batch.labels, batch.places)
+            )
         return self._of_whole(processes, parts, batch, gallery, indices_tuple)
 
     def _of_whole(
@@ -121,10 +123,24 @@ class Distributed(nn.Module):
     def items_of_all(self, processes: Processes, parts: Sequence[Part], x: Tensor, labels: Tensor) -> Items:
         """The items of all processes; gradients at them go back to their owners."""
         sizes = [part.rows for part in parts]
-        wide = _moving(x.to(_widest([part.dtype for part in parts])), parts)
+        wide = moving(x.to(widest([part.dtype for part in parts])), parts)
         add, factor = (True, 1.0) if self.by_rows else (False, float(processes.count))
         own, everyone = Gather.apply(wide, processes, sizes, add, factor)  # type: ignore[no-untyped-call]
-        return Items(own, labels, everyone, processes.rows(labels.long(), sizes), sum(sizes[: processes.rank]))
+        plain = labels if labels.dtype == torch.bool else labels.long()
+        return Items(own, labels, everyone, processes.rows(plain, sizes), sum(sizes[: processes.rank]))
+
+    def comparison(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        own: Tensor | None = None,
+    ) -> Comparison:
+        """As the loss itself would make it: it says whether labels may be paths or sets."""
+        graded = takes_paths(self.loss)
+        return Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, graded=graded)
 
     def collected(
         self, processes: Processes, x: Tensor, labels: Tensor, ids: Tensor | None, check: Callable[[], None]
@@ -164,16 +180,16 @@ class Distributed(nn.Module):
         """What each process brings, checked on all alike."""
         wrong: Exception | None = None
         try:
-            Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            self.comparison(embeddings, labels, indices_tuple, ref_emb, ref_labels)
             check()
-            part = Part.of(embeddings, ref_emb, indices_tuple, ids, self)
+            part = Part.of(embeddings, labels, ref_emb, indices_tuple, ids, self.by_rows, self.gradients == "mean")
         except Exception as error:  # told to the others, who would wait, and raised again
             wrong, part = error, Part(broken=1)
         device = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
         parts = [Part(*said) for said in processes.agreed(astuple(part), device)]
         if wrong is not None:
             raise wrong
-        _check_parts(parts)
+        check_parts(parts)
         return parts
 
 
@@ -193,91 +209,9 @@ class Items:
         return torch.arange(self.first, self.first + len(self.own), device=self.own.device)
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a process brings, in integers: a type is its place in `DTYPES`, a length -1 where there is no tensor."""
-
-    broken: int = 0
-    rows: int = 0
-    width: int = 0
-    dtype: int = 0
-    moves: int = 0
-    gallery_rows: int = -1
-    gallery_width: int = -1
-    gallery_dtype: int = 0
-    gallery_moves: int = 0
-    pairs: int = -1
-    more_pairs: int = -1
-    tensors: int = 0
-    follows: int = 0
-    by_rows: int = 0
-    averages: int = 0
-    named: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        gallery: Tensor | None,
-        pairs: Sequence[Tensor] | None,
-        ids: Tensor | None,
-        loss: Distributed,
-    ) -> Part:
-        follows = torch.is_grad_enabled()
-        said = {"rows": x.shape[0], "width": x.shape[1], "dtype": DTYPES.index(x.dtype)}
-        said["moves"] = int(follows and x.requires_grad)
-        if gallery is not None:
-            said |= {"gallery_rows": gallery.shape[0], "gallery_width": gallery.shape[1]}
-            said |= {
-                "gallery_dtype": DTYPES.index(gallery.dtype),
-                "gallery_moves": int(follows and gallery.requires_grad),
-            }
-        if pairs is not None:
-            said |= {"tensors": len(pairs), "pairs": len(pairs[0]), "more_pairs": len(pairs[2])}
-        said |= {"follows": int(follows), "by_rows": int(loss.by_rows), "averages": int(loss.gradients == "mean")}
-        said |= {"named": int(ids is not None)}
-        return cls(**said)
-
-    @property
-    def of_gallery(self) -> Part:
-        """The gallery, as if it were the batch."""
-        return Part(
-            rows=self.gallery_rows, width=self.gallery_width, dtype=self.gallery_dtype, moves=self.gallery_moves
-        )
-
-
-_MUST_AGREE = {
-    "width": "embeddings of {} dimensions; all must come from the same model",
-    "gallery_width": "a gallery of {} dimensions (-1: none); all must pass one, from the same model, or none",
-    "tensors": "an indices_tuple of {} tensors (0: none); all must pass one of the same kind, or none",
-    "follows": "gradients recorded: {} (1: yes, 0: within torch.no_grad()); those who go backward would wait",
-    "by_rows": "a loss that splits by rows: {} (1: yes); all must have the same loss",
-    "named": "ids of its pictures: {} (1: yes); all must bring them, or none",
-    "averages": "gradients='mean': {} (1: yes); all must have the same",
-}
-
-
-def _check_parts(parts: Sequence[Part]) -> None:
-    broken = [rank for rank, part in enumerate(parts) if part.broken]
-    if broken:
-        raise RuntimeError(f"process {broken[0]} could not bring its part of the batch; its own message says why")
-    for name, words in _MUST_AGREE.items():
-        values = [getattr(part, name) for part in parts]
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                raise ValueError(f"process 0 brings {words.format(values[0])}. Process {rank} brings {value}")
-
-
-def _moving(x: Tensor, parts: Sequence[Part]) -> Tensor:
-    """`x`, with a gradient where any part has one: all go backward, or those who do would wait for ever."""
-    return x if x.requires_grad or not any(part.moves for part in parts) else x.detach().requires_grad_()
-
-
-def _widest(codes: Sequence[int]) -> torch.dtype:
-    found = DTYPES[codes[0]]
-    for code in codes:
-        found = torch.promote_types(found, DTYPES[code])
-    return found
+def takes_paths(loss: nn.Module) -> bool:
+    """Whether labels may be paths in a tree or sets of labels."""
+    return bool(getattr(loss, "takes_paths", False))
 
 
 def _moved(pairs: Sequence[Tensor] | None, rows: int, columns: int) -> list[Tensor] | None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_embeddings, check_flag, check_labels, check_number
-from roadmap.losses.comparison import Comparison
-from roadmap.losses.distributed import Distributed, Items
+from roadmap.losses.distributed import Distributed, Items, takes_paths
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.processes import Processes
 from roadmap.losses.ring import NOBODY, Ints, Ring
@@ -68,7 +67,7 @@ class Memory(nn.Module):
         if isinstance(loss, Memory):
             raise ValueError("the loss has a memory already; pass the loss inside it")
         inner = loss.loss if isinstance(loss, Distributed) else loss
-        if getattr(inner, "embedding_size", None) is not None:
+        if getattr(inner, "embedding_size", None) is not None and not hasattr(inner, "terms"):
             raise ValueError(
                 "this loss compares embeddings with its own class weights and not with other pictures: a memory is no "
                 "use to it"
@@ -129,7 +128,7 @@ class Memory(nn.Module):
         processes = self.loss.processes if isinstance(self.loss, Distributed) else None
         if processes is None:
             check_embeddings("embeddings", x)
-            check_labels("labels", labels, "embeddings", x)
+            check_labels("labels", labels, "embeddings", x, takes_paths(self.inner))
             self._check_ids(x, ids)
             wide = at_least_float32(x)
             pictures = np.full(len(x), NOBODY) if ids is None else ids.detach().cpu().numpy().astype(np.int64)
@@ -151,6 +150,7 @@ class Memory(nn.Module):
 
     def _of_both(self, batch: Items, pictures: Ints, processes: Processes | None) -> Tensor:
         """The loss of the batch against batch and memory."""
+        self.ring.check_labels(batch.labels)
         absent = pictures[:0] if self.repeats else pictures
         if self.training and not self.repeats:
             self.ring.leave_out(pictures)
@@ -186,7 +186,7 @@ class Memory(nn.Module):
                     vectors, labels, joined = batch.all, batch.labels, True
                 own = batch.places if joined else None
                 return distributed.value(
-                    processes, Comparison.of(batch.own, batch.own_labels, None, vectors, labels, own)
+                    processes, distributed.comparison(batch.own, batch.own_labels, None, vectors, labels, own)
                 )
             with processes.same_draws(batch.all.device):
                 return distributed.share(processes, self._inner_value(batch, vectors, labels, joined))

@@ -10,6 +10,9 @@ from torch import nn
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP
 from roadmap.losses.blackbox_ap import BlackBoxAP
+from roadmap.losses.graded_ndcg import GradedNDCG
+from roadmap.losses.happier import HAPPIER
+from roadmap.losses.hierarchical_ap import HierarchicalAP
 from roadmap.losses.rank_ap import SmoothAP, SupAP
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.thresholds import Calibration
@@ -23,6 +26,9 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "fastap": FastAP,
     "softbinap": SoftBinAP,
     "blackboxap": BlackBoxAP,
+    "hierarchical_ap": HierarchicalAP,
+    "happier": HAPPIER,
+    "graded_ndcg": GradedNDCG,
 }
 # The keys of pml.RECIPES, written down so that naming them does not import pytorch-metric-learning.
 BORROWED = (

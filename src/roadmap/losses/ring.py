@@ -1,6 +1,7 @@
 """Items of past batches, kept so that the present one and they lie in a row: a gallery that is never put together.
 
-The vectors are one buffer, the batch at its front and the memory behind:
+The vectors are one buffer, the batch at its front and the memory behind, and so are the labels, which may be numbers,
+paths in a tree or sets:
 
     | unused | batch, as it came | memory, as it came | free |
 
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from roadmap.losses.arguments import label_kind
 
 Ints = NDArray[np.int64]
 NOBODY = -1
@@ -54,7 +57,7 @@ class Ring(nn.Module):
         """Writes a batch at the front. Vectors (B + len, D) and labels of the batch and the memory, in this order; the
         gradient at the batch's rows goes to `batch`."""
         self.settle()
-        self._make_room(batch)
+        self._make_room(batch, labels)
         first, end = self.front - len(batch), self.front + len(self)
         self.vectors[first : self.front] = batch.detach()
         self.labels[first : self.front] = labels
@@ -126,26 +129,33 @@ class Ring(nn.Module):
             self.vectors = self.vectors.clone()
         self._graph = None
 
-    def _make_room(self, batch: Tensor) -> None:
-        """A buffer for so many rows of this length, type and place."""
+    def check_labels(self, labels: Tensor) -> None:
+        """Refuses labels of another kind than those in memory."""
+        if (len(self) or self._waiting is not None) and label_kind(labels) != label_kind(self.labels):
+            raise ValueError(
+                f"labels are {label_kind(labels)} but the memory holds {label_kind(self.labels)}; begin a new one"
+            )
+
+    def _make_room(self, batch: Tensor, batch_labels: Tensor) -> None:
+        """A buffer for so many rows of this length, type and place, and for labels of this kind."""
+        self.check_labels(batch_labels)
         D = batch.shape[1]
         if self.vectors.shape[1] not in (0, D):
             raise ValueError(f"embeddings have {D} dimensions but the memory holds vectors of {self.vectors.shape[1]}")
         front = max(self.front, len(batch))
         dtype = torch.promote_types(torch.float32, torch.promote_types(batch.dtype, self.vectors.dtype))
-        if (front, D, dtype, batch.device) == (
-            self.front,
-            self.vectors.shape[1],
-            self.vectors.dtype,
-            self.vectors.device,
-        ):
+        asked = (front, D, dtype, batch.device, label_kind(batch_labels))
+        held = (self.front, self.vectors.shape[1], self.vectors.dtype, self.vectors.device, label_kind(self.labels))
+        if asked == held:
             self._own_buffer()
             return
         vectors = torch.zeros(front + self.size, D, dtype=dtype, device=batch.device)
-        labels = torch.zeros(front + self.size, dtype=torch.int64, device=batch.device)
+        kind = torch.bool if batch_labels.dtype == torch.bool else torch.int64
+        labels = torch.zeros(front + self.size, *batch_labels.shape[1:], dtype=kind, device=batch.device)
         if self.vectors.shape[1]:
             vectors[front:] = self.vectors[self.front :]
-            labels[front:] = self.labels[self.front :]
+            if label_kind(labels) == label_kind(self.labels):  # of another kind only where nothing is stored
+                labels[front:] = self.labels[self.front :]
         self.vectors, self.labels, self.front = vectors, labels, front
 
     def _behind_front(self, rows: Tensor) -> Tensor:
