@@ -59,7 +59,7 @@ def _rehearsal(command: Command) -> list[Settings]:
     runs = [settings_from(overrides, command.folder) for overrides in command.covering()]
     for settings in runs:
         check_data(settings)
-    for settings in {str(settings.loss): settings for settings in runs}.values():
+    for settings in {str((settings.loss, settings.auxiliary)): settings for settings in runs}.values():
         check_loss(settings)
     if command.flags.multirun and runs[0].run is not None:
         said = "run=FOLDER is for a single run; in a sweep give out=FOLDER, and every run gets its own in it"
