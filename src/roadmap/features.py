@@ -11,7 +11,7 @@ class Features(NamedTuple):
     """What a network makes of a batch of B pictures. One of `map` and `tokens` is there, the other is None.
 
     Attributes:
-        embedding: (B, D) unit vectors, which is what is trained and deployed.
+        embedding: (B, D), the vectors that the loss sees; of length 1, unless `model.normalise` is false.
         map: (B, C, H, W) cells of a convolutional network before they are pooled.
         tokens: (B, T, C) patch tokens of a transformer, without class and register tokens.
         pictures: (B,) which of the training pictures they are, counted from 0; None outside of a run.

@@ -6,14 +6,17 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from roadmap.config.settings import HardwareSettings, ModelSettings, OptimSettings, SettingError, Settings
+from roadmap.data.datasets.glyphs import _distinct
 from roadmap.engine import fit, loop, resume
 from roadmap.engine.auxiliary import Auxiliary, Training, name_of
 from roadmap.engine.comparing import BatchAlone
@@ -30,7 +33,7 @@ from roadmap.runs import Run
 from .test_resume import killed
 from .test_step import batches, fresh
 from .together import together
-from .worlds import Killed, assert_equal, assert_same_run, best_weights, last, lines, tiny
+from .worlds import SIDE, Killed, assert_equal, assert_same_run, best_weights, last, lines, tiny
 
 MIC: dict[str, Any] = {
     "auxiliary": {"name": "mic", "dim": 8, "clusters": 3, "every": 2, "decorrelation": 10.0, "hidden": 8},
@@ -120,13 +123,26 @@ def test_a_module_of_ones_own_is_trained_saved_and_not_deployed(pictures: Path, 
     assert Run.open(folder).settings().auxiliary == {"name": "python:tests.engine.test_auxiliary.Head"}
 
 
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 characters of Glyphs in every face that has them, 12 of them to train on."""
+    root, classes = tmp_path_factory.mktemp("glyphs"), dict[int, int]()
+    for code, face, ink in islice(_distinct(SIDE), 170):
+        number = classes.setdefault(code, len(classes))
+        folder = root / ("train" if number < 12 else "test") / f"{code:04x}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(255 - ink).convert("RGB").save(folder / f"{face}.png")
+    assert len(classes) >= 16
+    return root
+
+
 @pytest.mark.parametrize("kind", [{}, MIC])
-def test_a_run_that_is_killed_and_resumed_is_the_same_run(kind: dict[str, Any], pictures: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_and_resumed_is_the_same_run(kind: dict[str, Any], glyphs: Path, tmp_path: Path) -> None:
     """Killed in the third epoch of four, so that the clusters of the third are made again."""
     given = {} if kind else {"auxiliary": partial(Head, draws=True)}
-    whole = fit(tiny(pictures, tmp_path / "whole", **kind), quiet=True, **given)
+    whole = fit(tiny(glyphs, tmp_path / "whole", **kind), quiet=True, **given)
     folder = tmp_path / "twice"
-    killed(6, lambda: fit(tiny(pictures, folder, **kind), quiet=True, **given))
+    killed(6, lambda: fit(tiny(glyphs, folder, **kind), quiet=True, **given))
     torch.manual_seed(1234)
     resume(folder, quiet=True, **given)
     assert_same_run(whole, folder)
@@ -209,8 +225,9 @@ def test_the_number_of_processes_does_not_matter(kind: dict[str, Any], pictures:
 
 
 def test_a_transformer_has_tokens(pictures: Path, tmp_path: Path) -> None:
+    """Also where the network computes in bfloat16: what comes after it is float32."""
     changed = {"model__name": "test_vit.r160_in1k", "model__pooling": "auto", "select__by": "last", "epochs": 1}
-    folder = fit(tiny(pictures, tmp_path / "run", **changed, **MIC), quiet=True)
+    folder = fit(tiny(pictures, tmp_path / "run", **changed, **MIC, hardware__precision="bf16"), quiet=True)
     assert last(folder)["stateful"]["auxiliary"]["encoder.weight"].shape == (8, 64)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Optional
 from roadmap.config import settings_checks as limits
 from roadmap.config.settings_checks import AUTO, setting
 from roadmap.config.settings_checks import SettingError as SettingError
-from roadmap.names import did_you_mean
+from roadmap.config.settings_checks import known as known
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "default", "reduce-overhead", "max-autotune")
@@ -95,6 +95,8 @@ class ModelSettings:
         pooling: "avg", "max", "gem", "token" (class token), or "auto": what the backbone was trained with.
         layer_norm: normalise the pooled features, without trained scale and shift, before the projection; or "auto".
         dim: dimensions of the linear projection; None for none.
+        normalise: whether vectors have length 1 in training; false leaves them as long as they come, for losses that
+            look at their length (cross_entropy, sec). Evaluated and deployed they always have length 1.
         freeze_batch_norm: keep the running statistics of BatchNorm as they came (its scale and shift still learn).
         drop_path: stochastic depth, where the backbone has it.
         drop_distillation: load a distilled transformer's weights into the plain one, dropping its distillation token.
@@ -107,6 +109,7 @@ class ModelSettings:
     pooling: str = setting("auto", POOLINGS)
     layer_norm: bool = setting(False, auto=True)
     dim: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
+    normalise: bool = True
     freeze_batch_norm: bool = False
     drop_path: float = setting(0.0, limits.BELOW_1)
     drop_distillation: bool = False
@@ -152,7 +155,7 @@ class OptimSettings:
         auxiliary_lr: of the weights of an auxiliary module, which decay as the model's do; None for `head_lr`.
         weight_decay: of all parameters, or of matrices only (`decay_matrices_only`).
         decay_matrices_only: leave biases, scales and tokens undecayed.
-        momentum: of SGD.
+        momentum: of SGD; AdamW and Adam have their own.
         eps: what Adam adds to the root of its second moment; 1 makes small gradients count for less.
         layer_decay: factor on the rate per layer, from the last to the first; 1 for none.
         schedule: "constant", "multistep" or "cosine".
@@ -306,13 +309,3 @@ class Settings:
                 raise SettingError(name, f"{name} must hold settings by name, got {came}")
             given[name] = kind(**known(kind, given[name], f"{name}."))
         return cls(**given)
-
-
-def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values as keyword arguments of a dataclass; an unknown name is an error that offers the nearest."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    for name in values:
-        if name not in names:
-            near = did_you_mean(f"{where}{name}", [f"{where}{other}" for other in names])
-            raise SettingError(f"{where}{name}", f"unknown setting {where}{name}{near} Known: {', '.join(names)}")
-    return dict(values)

@@ -110,7 +110,8 @@ class MIC(nn.Module):
             raise RuntimeError("MIC has no clusters yet; call before_epoch(1, training) first")
         auxiliary = F.normalize(self.encoder(pooled(features)), dim=1)
         value: Tensor = self.weight * self.loss(auxiliary[known], surrogates[known])
-        return value + self.decorrelation * correlation(features.embedding, auxiliary, self.projection)
+        embedding = F.normalize(features.embedding, dim=1)
+        return value + self.decorrelation * correlation(embedding, auxiliary, self.projection)
 
 
 def pooled(features: Features) -> Tensor:

@@ -44,6 +44,8 @@ def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
 class Retriever(nn.Module):
     """Images (B, 3, S, S), normalised by `mean` and `std` -> unit vectors (B, dim), float32 under autocast too.
 
+    In training they are as long as they come where the settings say `normalise=False`.
+
     What comes after the backbone is float32: losses tell scores apart that bfloat16 rounds together.
 
     Attributes:
@@ -77,7 +79,9 @@ class Retriever(nn.Module):
         found = features(self.backbone, images)
         with torch.autocast(images.device.type, enabled=False):
             found = found.float() if isinstance(found, Tensor) else [part.float() for part in found]
-            vectors = F.normalize(self.projection(self.layer_norm(self._pooled(found))), dim=1)
+            vectors = self.projection(self.layer_norm(self._pooled(found)))
+            if self.settings.normalise or not self.training:
+                vectors = F.normalize(vectors, dim=1)
         return self._layout.features(vectors, found) if whole else vectors
 
     def train(self, mode: bool = True) -> Retriever:
