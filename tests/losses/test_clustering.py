@@ -140,3 +140,12 @@ def test_what_is_refused() -> None:
         kmeans(rows(3), 0, draw)
     with pytest.raises(ValueError, match="labels has 2 entries but x has 3 rows"):
         class_standardised(rows(3), torch.tensor([0, 1]))
+
+
+def test_a_cluster_that_loses_its_pictures_starts_again() -> None:
+    """In this draw Lloyd's algorithm alone would be left with four clusters of five."""
+    x = torch.randint(0, 30, (12, 2), generator=torch.Generator().manual_seed(346)).double()
+    start = _spread_rows(x, 5, torch.Generator().manual_seed(346))
+    with pytest.raises(AssertionError):
+        literal_kmeans(x.numpy(), start, 20)
+    assert set(kmeans(x, 5, torch.Generator().manual_seed(346)).tolist()) == set(range(5))
