@@ -17,7 +17,7 @@ pytest.importorskip("pytorch_metric_learning", reason="the extra `pml` is not in
 from roadmap.losses.pml import proxy_gml
 
 from . import literal
-from .cases import drawn
+from .cases import differences, drawn
 
 CLASSES, DIMENSIONS = 4, 3
 LABELS = [0, 3, 1, 1, 0, 2, 0]
@@ -55,20 +55,6 @@ def made(seed: int = 0, **settings: Any) -> tuple[Any, Tensor]:
     with torch.no_grad():
         loss.loss.proxies.copy_(drawn(len(loss.loss.proxies), DIMENSIONS, seed + 50) - 1.5)
     return loss, loss.loss.proxies
-
-
-def differences(call: Any, at: literal.Matrix, step: float = 1e-6) -> literal.Matrix:
-    """The gradient of a function of a matrix, by central differences."""
-    gradient = literal.zeros(at)
-    for i, row in enumerate(at):
-        for d in range(len(row)):
-            before = row[d]
-            row[d] = before + step
-            above = call(at)
-            row[d] = before - step
-            gradient[i][d] = (above - call(at)) / (2 * step)
-            row[d] = before
-    return gradient
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

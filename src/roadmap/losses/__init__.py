@@ -8,6 +8,7 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
 from roadmap.losses.distributed import Distributed
+from roadmap.losses.high_order import HORDE
 from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
@@ -19,6 +20,7 @@ from roadmap.losses.two_pass import TwoPass
 from roadmap.metrics.counted import average_precision
 
 __all__ = [
+    "HORDE",
     "ROADMAP",
     "BlackBoxAP",
     "Calibration",
