@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
+from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +27,8 @@ LABELS = torch.tensor([0, 1, 0, 1])
 
 
 def features(map: Tensor) -> SimpleNamespace:
-    return SimpleNamespace(map=map)
+    """What a model shows: the cells of its map, or tokens."""
+    return SimpleNamespace(cells=map.flatten(2).transpose(1, 2) if isinstance(map, Tensor) and map.ndim == 4 else map)
 
 
 def drawn_map(*shape: int, seed: int = 0) -> Tensor:
@@ -88,10 +92,10 @@ def test_horde_is_its_transcription() -> None:
         torch.testing.assert_close(weight.grad, 0.5 * torch.tensor(found, dtype=torch.float64), rtol=1e-6, atol=1e-7)
 
 
-def test_a_map_is_its_positions() -> None:
-    horde, map = small(), drawn_map(4, 3, 2, 3)
-    tokens = torch.stack([map[:, :, i, j] for i in range(2) for j in range(3)], dim=1)
-    assert horde(features(map), LABELS).item() == pytest.approx(horde(features(tokens), LABELS).item(), abs=1e-14)
+def test_a_map_is_its_cells() -> None:
+    moments, map = small().moments, drawn_map(4, 3, 2, 3)
+    cells = torch.stack([map[:, :, i, j] for i in range(2) for j in range(3)], dim=1)
+    torch.testing.assert_close(moments(map), moments(cells), rtol=0, atol=1e-14)
 
 
 def test_sketches_of_random_signs_stand_for_the_moments() -> None:
@@ -178,6 +182,9 @@ def test_each_order_has_its_own_loss_where_that_remembers_something() -> None:
     pytest.importorskip("pytorch_metric_learning", reason="the extra `pml` is not installed")
     proxies = HORDE(3, named_loss("proxy_nca", num_classes=2, embedding_size=4), orders=4, dim=4, embedding_size=4)
     assert len({id(p) for loss in proxies.losses for p in loss.parameters()}) == 3
+    assert [p.shape for p in proxies.loss_parameters()] == [(2, 4)] * 3
+    by_name = HORDE(3, "proxy_nca", {"num_classes": 2}, orders=4, dim=4, embedding_size=4)
+    assert [p.shape for p in by_name.loss_parameters()] == [(2, 4)] * 3
     memories = HORDE(3, Memory(SupAP(), 8), orders=3, dim=4, embedding_size=4)
     for _ in range(2):
         memories(features(torch.randn(4, 3, 2, 2)), LABELS)
@@ -221,6 +228,10 @@ def test_it_learns_to_bring_the_moments_of_a_class_together() -> None:
         (lambda: HORDE(3, weight=-1.0), ValueError, "weight must be >= 0"),
         (lambda: HORDE(3, SupAP), TypeError, "loss must be an instance, got the class SupAP"),  # type: ignore[arg-type]
         (lambda: HORDE(3, trained="no"), TypeError, "trained must be True or False"),  # type: ignore[arg-type]
+        (lambda: HORDE(3, "contrastive_hord"), ValueError, "unknown loss 'contrastive_hord', did you mean 'contra"),
+        (lambda: HORDE(3, options={"marginn": 1}), ValueError, "no option 'marginn', did you mean 'margin'"),
+        (lambda: HORDE(3, SupAP(), {"tau": 1}), ValueError, "options are for a loss that is given by its name"),
+        (lambda: HORDE(3, "proxy_nca"), ValueError, "the loss proxy_nca needs num_classes"),
         (
             lambda: HORDE(3, named_loss("proxy_nca", num_classes=2, embedding_size=9), dim=4, embedding_size=4),
             ValueError,
@@ -237,19 +248,32 @@ def test_what_it_refuses(make: Any, error: type[Exception], message: str) -> Non
     ("map", "message"),
     [
         (torch.zeros(4, 5, 2, 2), r"features of shape \(4, 5, 2, 2\) have 5 channels, not 3"),
-        (
-            torch.zeros(4, 3),
-            r"features must be a float tensor \(B, C, H, W\) or tokens \(B, T, C\), got torch",
-        ),
+        (torch.zeros(4, 3), r"features must be a float tensor \(B, C, H, W\) or tokens \(B, T, C\), got torch"),
         (torch.zeros(4, 3, 2, 2, dtype=torch.int64), "got torch.int64"),
         (torch.zeros(4, 0, 3), r"have no positions; they must come before pooling"),
-        (torch.zeros(4, 3, 2, 2), "is a zero vector, which has no direction"),
         ("map", "got str"),
     ],
 )
 def test_features_it_refuses(map: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        HORDE(3, orders=2, dim=4, embedding_size=4)(features(map), LABELS)
+        HighOrderMoments(3, orders=2, dim=4, embedding_size=4)(map)
+
+
+def test_a_picture_without_features_is_named() -> None:
+    cells = torch.ones(4, 2, 3) * torch.tensor([1.0, 1.0, 0.0, 1.0])[:, None, None]
+    horde = HORDE(3, orders=2, dim=4, embedding_size=4)
+    with pytest.raises(ValueError, match=r"embeddings\[2\] is a zero vector, which has no direction"):
+        horde(features(cells), LABELS)
+
+
+def test_its_file_is_its_constructor() -> None:
+    """All options with their defaults, in their order; what only a run knows is null."""
+    conf = pytest.importorskip("omegaconf", reason="the extra `train` is not installed").OmegaConf
+    values = dict(conf.load(Path(str(files("roadmap.config.groups"))) / "auxiliary" / "horde.yaml"))
+    parameters = inspect.signature(HORDE).parameters
+    assert values.pop("name") == "horde"
+    assert list(values) == list(parameters)
+    assert values == {name: None if name == "channels" else p.default for name, p in parameters.items()}
 
 
 def test_its_words() -> None:

@@ -213,6 +213,17 @@ def test_by_name_any_loss_takes_its_place() -> None:
     assert [tuple(p.shape) for p in proxies.parameters()] == [(3, 9)]
 
 
+def test_on_the_command_line() -> None:
+    composition = pytest.importorskip("roadmap.config.composition", reason="the extra `train` is not installed")
+    words = ["loss=sec", "loss.of=roadmap", "loss.options={lam: 0.3}", "loss.weight=0.5", "memory=xbm"]
+    settings = composition.settings_from(words)
+    composition.check_loss(settings)
+    loss = named_loss(**(settings.loss | FILLED))
+    assert (loss.loss.lam, loss.weight) == (0.3, 0.5)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="loss.of=roadmp: unknown loss 'roadmp', did you mean 'roadmap'"):
+        composition.check_loss(composition.settings_from(["loss=sec", "loss.of=roadmp"]))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -240,7 +251,7 @@ def test_by_name_any_loss_takes_its_place() -> None:
         (
             lambda: named_loss("sec", **FILLED, of="supap", options={"taau": 1}),
             ValueError,
-            "the loss supap has no option 'taau', did you mean 'tau'",
+            "of=supap: the loss supap has no option 'taau', did you mean 'tau'",
         ),
     ],
 )

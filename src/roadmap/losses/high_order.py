@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +12,29 @@ from torch.nn import functional as F
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_flag, check_number
-from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.metric_learning import check_module
+from roadmap.losses.named import named_loss, required_options
 
 
 class LocalFeatures(Protocol):
-    """What a model knows of a batch before it pools: `map`, (B, C, H, W), or tokens (B, T, C)."""
+    """What a model knows of a batch before it pools: `cells`, (B, T, C), of a map row by row, or tokens."""
 
     @property
-    def map(self) -> Tensor: ...
+    def cells(self) -> Tensor: ...
 
 
 class HORDE(nn.Module):
     """The regulariser: weight x the sum over the orders 2 to K of a loss of that order's embeddings.
 
-    An auxiliary: called with a model's features and the labels, it gives a scalar to add to the loss of the embeddings
-    themselves, which is order 1. It has weights of its own, and is not needed once the model is trained. Give
-    `Distributed(loss)` where several processes share a batch: the embeddings of each order are then compared over all.
+    An auxiliary module: called with a model's features and the labels, it gives a scalar to add to the loss of the
+    embeddings themselves, which is order 1. It has weights of its own, and is not needed once the model is trained. It
+    compares the pictures it is shown: with several processes, show each the features of all.
 
     Args:
         channels: C, of the local features.
-        loss: of each order's embeddings; None for `HordeContrastive()`, the authors'. A loss with weights or a memory
+        loss: of each order's embeddings, a loss or its name; the authors' by default. A loss with weights or a memory
             is copied, so that each order has its own.
+        options: of a loss that is given by its name.
         orders: K, the highest.
         dim: of the sketches.
         embedding_size: dimensions of each order's embeddings, where the sketches are trained.
@@ -41,14 +43,15 @@ class HORDE(nn.Module):
 
     >>> import torch
     >>> from types import SimpleNamespace
-    >>> features = SimpleNamespace(map=torch.randn(8, 32, 4, 4, requires_grad=True))
+    >>> features = SimpleNamespace(cells=torch.randn(8, 16, 32, requires_grad=True))
     >>> HORDE(channels=32, dim=64, embedding_size=16)(features, torch.arange(8) // 2).backward()
     """
 
     def __init__(
         self,
         channels: int,
-        loss: nn.Module | None = None,
+        loss: nn.Module | str = "contrastive_horde",
+        options: Mapping[str, Any] | None = None,
         orders: int = 5,
         dim: int = 8192,
         embedding_size: int = 512,
@@ -56,25 +59,39 @@ class HORDE(nn.Module):
         trained: bool = True,
     ) -> None:
         super().__init__()
-        loss = HordeContrastive() if loss is None else loss
-        check_module("loss", loss)
+        width = embedding_size if trained else dim
+        one = _loss(loss, options, width)
         check_number("weight", weight, at_least=0)
         self.moments = HighOrderMoments(channels, orders, dim, embedding_size, trained)
-        width = embedding_size if trained else dim
-        asked = getattr(loss, "embedding_size", None)
-        if asked not in (None, width):
-            raise ValueError(f"the loss was made with embedding_size={asked}, but each order gives {width} dimensions")
-        remembers = bool(loss.state_dict())
-        self.losses = nn.ModuleList(copy.deepcopy(loss) if remembers else loss for _ in range(2, orders + 1))
+        remembers = bool(one.state_dict())
+        self.losses = nn.ModuleList(copy.deepcopy(one) if remembers else one for _ in range(2, orders + 1))
         self.weight = weight
 
     def extra_repr(self) -> str:
         return f"weight={self.weight}"
 
+    def loss_parameters(self) -> list[nn.Parameter]:
+        """The weights of the losses (proxies), which move at another rate than those of the sketches."""
+        return list(self.losses.parameters())
+
     def forward(self, features: LocalFeatures, labels: Tensor) -> Tensor:
-        found = self.moments(features.map)
+        found = self.moments(features.cells)
         values = [loss(x, labels) for loss, x in zip(self.losses, found, strict=True)]
         return self.weight * torch.stack(values).sum()
+
+
+def _loss(loss: nn.Module | str, options: Mapping[str, Any] | None, width: int) -> nn.Module:
+    """The loss of vectors of `width` dimensions."""
+    if isinstance(loss, str):
+        filled = {"embedding_size": width} if "embedding_size" in required_options(loss) else {}
+        return named_loss(loss, **(filled | dict(options or {})))
+    check_module("loss", loss)
+    if options is not None:
+        raise ValueError("options are for a loss that is given by its name; this one is made already")
+    asked = getattr(loss, "embedding_size", None)
+    if asked not in (None, width):
+        raise ValueError(f"the loss was made with embedding_size={asked}, but each order gives {width} dimensions")
+    return loss
 
 
 class HighOrderMoments(nn.Module):

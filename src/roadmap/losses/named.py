@@ -32,8 +32,12 @@ def sec(
     if of in AROUND:
         raise ValueError(f"of={of}: the constraint holds a loss, and {of} has one already; name that one")
     filled = {"num_classes": num_classes, "embedding_size": embedding_size}
-    asked = {option: filled[option] for option in required_options(of)}
-    return SphericalConstraint(named_loss(of, **asked, **(options or {})), weight, momentum)
+    try:
+        asked = {option: filled[option] for option in required_options(of)}
+        loss = named_loss(of, **asked, **(options or {}))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"of={of}: {error}") from error
+    return SphericalConstraint(loss, weight, momentum)
 
 
 OWN: dict[str, Callable[..., nn.Module]] = {
