@@ -14,7 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, FastAP, SmoothAP, SoftBinAP, SupAP
+from roadmap.losses import (
+    ROADMAP,
+    BlackBoxAP,
+    Calibration,
+    FastAP,
+    HordeContrastive,
+    SmoothAP,
+    SoftBinAP,
+    SphericalConstraint,
+    SupAP,
+    TripletSCT,
+)
 
 try:
     from roadmap.losses.pml import RECIPES
@@ -38,6 +49,7 @@ class Contract:
 
 
 NEGATIVES_COUNT = "its second term pushes negatives, whether or not there are positives"
+LENGTHS_COUNT = "it holds the lengths of the embeddings, whether or not there are positives"
 OWN_WEIGHTS = "it compares embeddings with its own class weights, not with other embeddings"
 
 CONTRACTS: dict[str, Contract] = {
@@ -57,10 +69,15 @@ CONTRACTS: dict[str, Contract] = {
     "FastAP with self": Contract(lambda: FastAP(bins=7, include_self=True)),
     "BlackBoxAP": Contract(BlackBoxAP),
     "BlackBoxAP, perturbed at random": Contract(lambda: BlackBoxAP(perturbation="random"), drawn_at_random=True),
+    "TripletSCT": Contract(TripletSCT),
+    "TripletSCT, as printed": Contract(lambda: TripletSCT(ceiling=None, copies=None)),
+    "TripletSCT, semi-hard negatives": Contract(lambda: TripletSCT("shn")),
+    "HordeContrastive": Contract(HordeContrastive, not_zero_without_positives=NEGATIVES_COUNT),
+    "SphericalConstraint": Contract(lambda: SphericalConstraint(SupAP()), not_zero_without_positives=LENGTHS_COUNT),
 }
 EXCUSES: dict[str, Contract] = {
     name: Contract(lambda name=name: RECIPES[name](CLASSES, DIMENSIONS), no_gallery=OWN_WEIGHTS)  # type: ignore[misc]
-    for name in ("proxy_nca", "proxy_nca_pp", "normalised_softmax")
+    for name in ("proxy_gml", "proxy_nca", "proxy_nca_pp", "normalised_softmax")
 }
 EXCUSES["cross_entropy"] = Contract(
     lambda: RECIPES["cross_entropy"](CLASSES, DIMENSIONS),

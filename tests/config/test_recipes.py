@@ -30,7 +30,9 @@ from tests.data import layouts
 
 RECIPES = list(options("recipe"))
 DOCS = Path(__file__).parents[2] / "docs"
-BASELINES = ("cross_entropy", "irt", "mic", "normalised_softmax", "proxy_nca_pp", "xbm")  # in their authors' settings
+# In their authors' settings.
+BASELINES = ("cross_entropy", "horde", "irt", "mic", "normalised_softmax", "proxy_gml", "proxy_nca_pp", "sec")
+BASELINES += ("triplet_sct", "xbm")
 PAPER = [name for name in RECIPES if re.search("resnet50|deit", name)]
 
 # The released commands: optimiser, rate, rate of the projection, weight decay, milestones, epochs, batch, picture,
@@ -233,7 +235,7 @@ def test_every_number_of_the_data_file_is_named_by_a_recipe() -> None:
 
 def test_the_data_file_is_whole() -> None:
     found = numbers()
-    assert len(found) == len(set(found)) == 501
+    assert len(found) == len(set(found)) == 509
     figures = {"fig4a", "fig4b", "fig4c", "fig5", "fig13a", "fig13b"}
     assert {number.table for number in found} == {*map(str, range(1, 11)), *figures, "yardstick", "authors"}
     for number in found:
@@ -350,8 +352,8 @@ def tiny(recipe: str, where: dict[str, Any]) -> Settings:
     values = settings_of(recipe).as_dict() | {"epochs": 1}
     for part, changes in TINY.items():
         values[part] |= changes
-    if values["auxiliary"]["name"] == "mic":
-        values["auxiliary"] |= {"clusters": 2}
+    small = {"mic": {"clusters": 2}, "horde": {"dim": 16, "embedding_size": 8}}
+    values["auxiliary"] |= small.get(values["auxiliary"]["name"], {})
     values["data"] |= where
     return Settings.from_dict(values)
 

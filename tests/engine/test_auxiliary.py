@@ -3,6 +3,7 @@ deployed; and what they do before an epoch."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from functools import partial
@@ -33,7 +34,7 @@ from roadmap.runs import Run
 from .test_resume import killed
 from .test_step import batches, fresh
 from .together import together
-from .worlds import SIDE, Killed, assert_equal, assert_same_run, best_weights, last, lines, tiny
+from .worlds import SIDE, Killed, assert_equal, assert_same_run, best_weights, job, last, lines, tiny
 
 MIC: dict[str, Any] = {
     "auxiliary": {"name": "mic", "dim": 8, "clusters": 3, "every": 2, "decorrelation": 10.0, "hidden": 8},
@@ -222,6 +223,21 @@ def test_the_number_of_processes_does_not_matter(kind: dict[str, Any], pictures:
         clusters = [last(run)["stateful"]["auxiliary"]["surrogates"] for run in (tmp_path / "run", alone)]
         assert set(clusters[0].tolist()) == {0, 1, 2}
         assert torch.equal(*clusters)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_horde_beside_a_loss(trained: bool, pictures: Path, tmp_path: Path) -> None:
+    """Sketches and heads of four orders move and are held; random signs stay as they are."""
+    horde = {"name": "horde", "dim": 16, "embedding_size": 8, "trained": trained}
+    made = job(tiny(pictures, tmp_path / "run", auxiliary=horde, loss={"name": "contrastive_horde"}))
+    before = copy.deepcopy(made.state.parts["auxiliary"].state_dict())
+    step(made.state, next(iter(made.pictures.training(made.splits.train, made.sampler))), made.parts)
+    made.run.close()
+    learned = {f"moments.projections.{k}": (256, 16) for k in range(5)}
+    learned |= {f"moments.heads.{k}": (16, 8) for k in range(4)}
+    assert {n: tuple(v.shape) for n, v in before.items()} == (learned if trained else {"moments.signs": (5, 256, 16)})
+    after = made.state.parts["auxiliary"].state_dict()
+    assert all(torch.equal(after[name], value) != trained for name, value in before.items())
 
 
 def test_a_transformer_has_tokens(pictures: Path, tmp_path: Path) -> None:

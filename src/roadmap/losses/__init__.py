@@ -8,23 +8,31 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
 from roadmap.losses.distributed import Distributed
+from roadmap.losses.high_order import HORDE
+from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
+from roadmap.losses.selective_triplets import TripletSCT, triplet_sct
+from roadmap.losses.spherical import SphericalConstraint
 from roadmap.losses.thresholds import Calibration, calibration
 from roadmap.losses.two_pass import TwoPass
 from roadmap.metrics.counted import average_precision
 
 __all__ = [
+    "HORDE",
     "ROADMAP",
     "BlackBoxAP",
     "Calibration",
     "Distributed",
     "FastAP",
+    "HordeContrastive",
     "Memory",
     "SmoothAP",
     "SoftBinAP",
+    "SphericalConstraint",
     "SupAP",
+    "TripletSCT",
     "TwoPass",
     "average_precision",
     "blackboxap",
@@ -34,4 +42,5 @@ __all__ = [
     "smoothap",
     "softbinap",
     "supap",
+    "triplet_sct",
 ]

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import nn
 
+from roadmap.losses.high_order import HORDE
 from roadmap.losses.mic import MIC
 from roadmap.names import did_you_mean
 
 NONE = "none"
-AUXILIARIES: dict[str, Callable[..., nn.Module]] = {"mic": MIC}
+AUXILIARIES: dict[str, Callable[..., nn.Module]] = {"horde": HORDE, "mic": MIC}
 # What only the training run knows.
 FILLED_IN = {
     "num_classes": "the number of training classes",
