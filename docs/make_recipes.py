@@ -28,7 +28,8 @@ BEGINNING = """\
 # Recipes
 
 A recipe is a whole training run in one name: pictures, model, loss, optimiser, batch, epochs. There are recipes for
-the runs of the paper's tables, as far as the losses are here, and modern counterparts.
+the runs of the paper's tables, for the baselines of its Table 4 in their authors' settings, named by the method, and
+modern counterparts.
 
 ```sh
 roadmap train recipe=cub_resnet50 data.root=CUB_200_2011
@@ -55,6 +56,9 @@ released command differ. Then it chooses among the groups and adds a few values.
   them in parallel or on a cluster.
 - **Weights** come from timm's hub; without a network give a file: `model.weights=FILE.safetensors`. Weights of the
   first published ResNet-50 (He et al. 2015) need `model=resnet50_v1`, which strides where it did.
+- **A baseline in its authors' setting** is a recipe by its name (`mic`, `proxy_nca_pp`, `xbm`), for the dataset that it
+  is best known on; the command for another is in its file. What its authors had and it has not is said there. For the
+  loss alone in the paper's own setting write `recipe=cub_resnet50_table4 loss=NAME`.
 - **Landmarks** are tested on other sets: `data.test_sets.roxford5k=FOLDER data.test_sets.rparis6k=FOLDER`.
 - **Yours:** `FOLDER/recipe/mine.yaml`, beginning with `# @package _global_`, is `roadmap train --config-dir FOLDER
   recipe=mine`. `defaults: [cub_vits, _self_]` goes on from another recipe.
@@ -77,7 +81,8 @@ released command differ. Then it chooses among the groups and adds a few values.
   on SOP, 10, here for every batch size.
 
 ## All of them
-Published numbers are ROADMAP's, R@1 / mAP@R unless a table prints others. Times are estimates for one H200, epochs
+Published numbers are ROADMAP's, or those of the method that a recipe is named by, R@1 / mAP@R unless a table prints
+others. Times are estimates for one H200, epochs
 times pictures at 3,000 a second (2,300 at 256 pixels, 1,000 at 448), evaluations not counted: the paper reports 30 to
 60 minutes for CUB and 4 to 8 hours for SOP on a Quadro RTX 5000, 20 hours for iNaturalist on a V100.
 """
@@ -119,7 +124,9 @@ def page() -> str:
 
 def _rows(name: str, settings: Settings) -> Iterator[str]:
     """A row for each batch size that was published, that of the recipe first."""
-    ours = [number for number in numbers_of(parts_of("recipe", name)[0]) if number.row == "roadmap"]
+    named = numbers_of(parts_of("recipe", name)[0])
+    here = [number for number in named if number.dataset == settings.data.name] or named  # or of its test sets
+    ours = [number for number in here if number.row == "roadmap"] or (here if _is_baseline(settings) else [])
     own = settings.data.batch_size
     for batch in (own, *sorted({number.batch_size for number in ours if number.batch_size} - {own})):
         several = len({number.batch_size for number in ours if number.batch_size}) > 1
@@ -130,13 +137,17 @@ def _rows(name: str, settings: Settings) -> Iterator[str]:
         yield f"| {command} | {image} | {settings.epochs} | {_published(shown) or '-'} | {time} |"
 
 
+def _is_baseline(settings: Settings) -> bool:
+    return bool(settings.loss["name"] != "roadmap")
+
+
 def _published(shown: list[Number]) -> str:
     tables: dict[tuple[str, str], list[Number]] = {}
     for number in shown:
         tables.setdefault((number.table, number.backbone), []).append(number)
     told = []
     for (table, backbone), numbers in tables.items():
-        where = f"Table {table}" if table.isdigit() else table
+        where = f"Table {table}" if table.isdigit() else {"authors": "by its authors"}.get(table, table)
         wide = "".join(f" {rest}" for rest in backbone.split()[1:])
         plain = [number.metric for number in numbers] in (["R@1", "mAP@R"], ["R@1", "mAP@R", "minutes per epoch"])
         values = [n.text for n in numbers[:2]] if plain else [f"{_short(n)} {n.text}" for n in numbers]
@@ -154,6 +165,8 @@ def _time(settings: Settings, batch: int) -> str:
     if "train" not in published or settings.data.image not in RATES:
         return "47 s on 2 cores"
     pictures = published["train"][0] + (published.get("val", (0,))[0] if settings.data.train_on_val else 0)
+    if settings.data.batches is not None:
+        pictures = settings.data.batches * batch
     if settings.data.sampler == "category_pairs":
         pictures = math.comb(12, 2) * settings.data.batches_per_pair * batch
     hours = settings.epochs * pictures / RATES[settings.data.image] / 3600

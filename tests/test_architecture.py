@@ -24,6 +24,7 @@ FLOORS = {
     "plain_pickle": 0,
     "ranks": 0,
     "config.settings": 0,
+    "features": 0,
     "kernels": 0,
     "hardware": 1,
     "losses": 1,
@@ -65,7 +66,7 @@ KEEPERS = {
 }
 # These parts know torch and numpy, and of the rest only what KEEPERS grants them.
 BARE = {"colours", "names", "progress", "atomic", "plain_pickle", "ranks"}
-BARE |= {"config.settings", "kernels", "losses", "metrics"}
+BARE |= {"config.settings", "features", "kernels", "losses", "metrics"}
 # Used where it happens to be installed, done without where it is not.
 OPTIONAL = {
     ("metrics/ranking.py", "tqdm"): "a progress bar for long evaluations",

@@ -22,9 +22,12 @@ from roadmap.losses import (
     FastAP,
     GradedNDCG,
     HierarchicalAP,
+    HordeContrastive,
     SmoothAP,
     SoftBinAP,
+    SphericalConstraint,
     SupAP,
+    TripletSCT,
 )
 
 try:
@@ -65,6 +68,7 @@ class InATree(nn.Module):
 
 
 NEGATIVES_COUNT = "its second term pushes negatives, whether or not there are positives"
+LENGTHS_COUNT = "it holds the lengths of the embeddings, whether or not there are positives"
 OWN_WEIGHTS = "it compares embeddings with its own class weights, not with other embeddings"
 
 CONTRACTS: dict[str, Contract] = {
@@ -93,10 +97,15 @@ CONTRACTS: dict[str, Contract] = {
     "GradedNDCG": Contract(GradedNDCG),
     "GradedNDCG, paths": Contract(lambda: InATree(GradedNDCG(include_self=False))),
     "BlackBoxAP, perturbed at random": Contract(lambda: BlackBoxAP(perturbation="random"), drawn_at_random=True),
+    "TripletSCT": Contract(TripletSCT),
+    "TripletSCT, as printed": Contract(lambda: TripletSCT(ceiling=None, copies=None)),
+    "TripletSCT, semi-hard negatives": Contract(lambda: TripletSCT("shn")),
+    "HordeContrastive": Contract(HordeContrastive, not_zero_without_positives=NEGATIVES_COUNT),
+    "SphericalConstraint": Contract(lambda: SphericalConstraint(SupAP()), not_zero_without_positives=LENGTHS_COUNT),
 }
 EXCUSES: dict[str, Contract] = {
     name: Contract(lambda name=name: RECIPES[name](CLASSES, DIMENSIONS), no_gallery=OWN_WEIGHTS)  # type: ignore[misc]
-    for name in ("proxy_nca", "proxy_nca_pp", "normalised_softmax")
+    for name in ("proxy_gml", "proxy_nca", "proxy_nca_pp", "normalised_softmax")
 }
 EXCUSES["cross_entropy"] = Contract(
     lambda: RECIPES["cross_entropy"](CLASSES, DIMENSIONS),

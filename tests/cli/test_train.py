@@ -133,7 +133,7 @@ REFUSED = {
     "~optim.clip": r"~optim.clip: a setting cannot be left out; set it to null",
     "optim@other=sgd": r"unknown setting optim@other",
     "loss=supapp": r"unknown loss 'supapp', did you mean 'supap'\? Options: blackboxap, calibration, ",
-    "recipe=cub_vit": r"unknown recipe 'cub_vit', did you mean 'cub_vits'\? Options: cub_deit, ",
+    "recipe=cub_vit": r"unknown recipe 'cub_vit', did you mean 'cub_vits'\? Options: cross_entropy, cub_deit, ",
     "loss=3": r"loss is chosen by name, got 3. Options: blackboxap",
     "model=null": r"model is chosen by name, got null",
     "loss={name:supap}": r"loss is chosen by name",

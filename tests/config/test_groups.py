@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from roadmap.cli.train_help import EXAMPLES
-from roadmap.config.composition import settings_from
-from roadmap.config.options import FOLDER, GROUPS, attributes, options, parts_of
+from roadmap.config.composition import check_loss, settings_from
+from roadmap.config.options import FOLDER, GROUPS, NAMED, attributes, options, parts_of
 from roadmap.config.options import settings as all_settings
-from roadmap.config.settings import Settings
+from roadmap.config.settings import SettingError, Settings
+from roadmap.config.words import override_of
 from roadmap.engine.auto import unresolved
+from roadmap.losses.auxiliary import AUXILIARIES, FILLED_IN, auxiliary_constructor, needed_options
 from roadmap.losses.named import NAMES, constructor_parameters, required_options
 from tests.cli.test_train import called
 
@@ -56,7 +59,7 @@ def test_every_option_is_explained(group: str, help_text: str) -> None:
     said = " ".join(called("--help", group).output.split())
     assert said.startswith(f"{group}=... {GROUPS[group]}")
     assert options(group)
-    listed = re.search(rf"^  {group}= +((?:.*\n)(?: {{13}}.*\n)*)", help_text, re.MULTILINE)
+    listed = re.search(rf"^  {group}= +((?:.*\n)(?: {{14}}.*\n)*)", help_text, re.MULTILINE)
     assert listed is not None
     assert " ".join(listed[1].split()) == ", ".join(options(group))
     for option, headline in options(group).items():
@@ -114,7 +117,7 @@ def test_all_fields_are_settings() -> None:
     plain: list[str] = []
     for name, value in Settings().as_dict().items():
         plain += [name] if not isinstance(value, dict) else [f"{name}.{inner}" for inner in value]
-    assert [key for key in plain if not key.startswith("loss.")] == list(all_settings())
+    assert [key for key in plain if key.partition(".")[0] not in NAMED] == list(all_settings())
 
 
 def test_the_help_is_fit_to_read(help_text: str) -> None:
@@ -152,6 +155,46 @@ def test_the_file_of_a_loss_is_its_constructor(name: str) -> None:
 
 def test_there_is_a_file_for_every_loss_and_no_other() -> None:
     assert set(options("loss")) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", AUXILIARIES)
+def test_an_auxiliary_modules_file_is_its_constructor(name: str) -> None:
+    """All options with their defaults and a few words each; what only the run knows is null."""
+    values, notes = values_of("auxiliary", name), re.findall(r"^(\w+): [^#\n]*# ", parts_of("auxiliary", name)[1], re.M)
+    assert values.pop("name") == name
+    parameters = inspect.signature(auxiliary_constructor(name)).parameters
+    assert list(values) == list(parameters) == notes
+    assert values == {key: None if key in needed_options(name) else p.default for key, p in parameters.items()}
+    assert set(needed_options(name)) <= set(FILLED_IN)
+
+
+def test_there_is_a_file_for_every_auxiliary_module_and_no_other() -> None:
+    assert set(options("auxiliary")) == {"none", *AUXILIARIES}
+    assert settings_from([]).auxiliary == {"name": "none"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["auxiliary=mik"], "unknown auxiliary 'mik', did you mean 'mic'?"),
+        (["auxiliary=mic", "auxiliary.cluster=3"], "unknown setting auxiliary.cluster of auxiliary=mic, did you mean"),
+        (
+            ["auxiliary.clusters=3"],
+            "unknown setting auxiliary.clusters of auxiliary=none, did you mean 'auxiliary'? It",
+        ),
+    ],
+)
+def test_an_auxiliary_module_that_there_is_not(asked: list[str], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        settings_from(asked)
+    assert message in str(caught.value)
+
+
+def test_an_auxiliary_module_is_checked_before_anything_is_read() -> None:
+    with pytest.raises(SettingError, match="auxiliary.clusters must be >= 1, got 0"):
+        check_loss(settings_from(["auxiliary=mic", "auxiliary.clusters=0"]))
+    with pytest.raises(SettingError, match="an auxiliary module is chosen with its options: auxiliary=NAME, not aux"):
+        override_of("auxiliary.name=mic", False)
 
 
 def test_there_is_a_file_for_every_dataset_to_train_on() -> None:

@@ -13,6 +13,7 @@ from roadmap.config.settings import ModelSettings, OptimSettings
 from roadmap.engine.loop import train_epoch
 from roadmap.engine.optimiser import optimiser, parameter_groups, schedule, set_rates
 from roadmap.engine.splits import sampler_of
+from roadmap.engine.step import step
 from roadmap.engine.watch import Watch
 from roadmap.losses.named import named_loss
 from roadmap.models import Retriever, retriever
@@ -105,6 +106,29 @@ def test_the_optimiser_that_was_asked_for(name: str, kind: type, defaults: dict[
     (group,) = made.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
     assert {key: group[key] for key in defaults} == defaults
+
+
+def test_momentum_and_epsilon_are_settings() -> None:
+    (group,) = optimiser(small(), nn.Identity(), OptimSettings(name="sgd", momentum=0.0), fused=False).param_groups
+    assert group["momentum"] == 0.0
+    for name in ("adam", "adamw"):
+        (group,) = optimiser(small(), nn.Identity(), OptimSettings(name=name, eps=1.0), fused=False).param_groups
+        assert group["eps"] == 1.0
+
+
+def test_the_backbone_rests_while_the_head_goes_first(pictures: Path, tmp_path: Path) -> None:
+    """Half an epoch of two batches: one step."""
+    made = job(tiny(pictures, tmp_path / "run", optim__head_first=0.5, optim__head_lr=0.01, model__dim=4))
+    before = {name: p.detach().clone() for name, p in made.state.model.named_parameters()}
+    batches = iter(made.pictures.training(made.splits.train, made.sampler))
+    moved = []
+    for _ in range(2):
+        step(made.state, next(batches), made.parts)
+        moved.append({name for name, p in made.state.model.named_parameters() if not torch.equal(p, before[name])})
+    made.run.close()
+    assert moved[0] == {"projection.weight", "projection.bias"}
+    assert moved[1] == set(before)
+    assert made.parts.head_first == 1
 
 
 def test_the_weights_of_a_loss_have_a_group_without_decay() -> None:

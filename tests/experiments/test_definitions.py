@@ -20,7 +20,7 @@ def test_every_published_number_belongs_to_one_row_of_one_experiment() -> None:
     assert set(PAPER) < set(experiment_names())
     told = [number for name in experiment_names() for row in rows_of(name) for number in row.numbers]
     assert len(told) == len(set(told))
-    assert set(told) == set(numbers())
+    assert set(told) == {number for number in numbers() if number.table != "authors"}  # which are not the paper's
 
 
 def test_what_is_not_here_is_told() -> None:

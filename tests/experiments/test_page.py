@@ -31,7 +31,7 @@ def script() -> ModuleType:
 def test_the_page_is_what_the_script_writes() -> None:
     page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
     assert page == script().page(), "run: python docs/make_reproduction.py"
-    for number in numbers():
+    for number in (number for number in numbers() if number.table != "authors"):  # which are not the paper's
         assert number.text in page
 
 

@@ -118,3 +118,17 @@ def check_agrees_on_scores(
     expected, gradient = transcription(scores.tolist(), positives.tolist(), negatives.tolist())
     assert abs(value.item() - expected) <= atol, f"value {value.item()} is not {expected}"
     torch.testing.assert_close(leaf.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-9, atol=100 * atol)
+
+
+def differences(call: Callable[[literal.Matrix], float], at: literal.Matrix, step: float = 1e-6) -> literal.Matrix:
+    """The gradient of a function of a matrix, by central differences."""
+    gradient = literal.zeros(at)
+    for i, row in enumerate(at):
+        for d in range(len(row)):
+            before = row[d]
+            row[d] = before + step
+            above = call(at)
+            row[d] = before - step
+            gradient[i][d] = (above - call(at)) / (2 * step)
+            row[d] = before
+    return gradient

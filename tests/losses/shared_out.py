@@ -15,7 +15,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from roadmap.kernels import both_run_on_triton
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, Distributed, FastAP, Memory, SmoothAP, SoftBinAP, SupAP
+from roadmap.losses import (
+    ROADMAP,
+    BlackBoxAP,
+    Calibration,
+    Distributed,
+    FastAP,
+    HordeContrastive,
+    Memory,
+    SmoothAP,
+    SoftBinAP,
+    SphericalConstraint,
+    SupAP,
+    TripletSCT,
+)
 
 CLASSES, DIMENSIONS = 4, 5
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 0, 1, 1])  # 3 is alone
@@ -33,8 +46,11 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "softbinap": SoftBinAP,
     "blackboxap": BlackBoxAP,
     "blackboxap, random": lambda: BlackBoxAP(perturbation="random"),
+    "triplet_sct": TripletSCT,
+    "contrastive_horde": HordeContrastive,
+    "sec": lambda: SphericalConstraint(ROADMAP(), momentum=0.5),
 }
-WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_nca", "proxy_nca_pp")
+WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_gml", "proxy_nca", "proxy_nca_pp")
 try:
     from roadmap.losses.pml import RECIPES, PMLLoss
 

@@ -24,6 +24,8 @@ def test_every_loss_of_the_package_has_a_name() -> None:
         if inspect.isclass(value := getattr(roadmap.losses, name))  # the others are functions of scores and masks
     }
     around_a_loss = {roadmap.losses.Distributed, roadmap.losses.Memory, roadmap.losses.TwoPass}
+    around_a_loss |= {roadmap.losses.SphericalConstraint}  # which has a name of its own, with the loss as an option
+    around_a_loss |= {roadmap.losses.HORDE}  # of features, not of embeddings
     assert set(OWN.values()) == classes - around_a_loss
     assert tuple(pml.RECIPES) == BORROWED
     assert len(set(NAMES)) == len(NAMES)
@@ -51,7 +53,8 @@ def test_options_reach_the_constructor() -> None:
 
 def test_only_what_the_run_alone_knows_has_no_default() -> None:
     needing = {name: required_options(name) for name in NAMES if required_options(name)}
-    assert set(needing) == {"cross_entropy", "happier", "normalised_softmax", "proxy_nca", "proxy_nca_pp"}
+    weighted = {"cross_entropy", "happier", "normalised_softmax", "proxy_gml", "proxy_nca", "proxy_nca_pp", "sec"}
+    assert set(needing) == weighted
     assert set(needing.values()) == {tuple(FILLED_IN)}
 
 

@@ -24,7 +24,7 @@ from .test_baseline_parts import koleo_by_loops
 
 LABELS = [0, 0, 1, 1, 1, 2]  # the last one has no positive
 GALLERY_LABELS = [1, 0, 2, 0, 3]
-PROXIES = {"proxy_nca", "proxy_nca_pp", "normalised_softmax", "cross_entropy"}
+PROXIES = {"proxy_gml", "proxy_nca", "proxy_nca_pp", "normalised_softmax", "cross_entropy"}
 
 
 def recipe(name: str) -> MetricLearning:
@@ -136,6 +136,31 @@ def test_normalised_softmax_is_its_equation() -> None:
         exponentials = [math.exp(s[i][c] / 0.05) for c in range(4)]
         total -= math.log(exponentials[label] / sum(exponentials))
     assert loss(x, torch.tensor(LABELS)).item() == pytest.approx(total / 6, abs=1e-6)
+
+
+def test_class_weights_start_at_the_released_lengths() -> None:
+    """Rates are for a length: a vector turns by the step over it. The library starts all at N(0, 1)."""
+    torch.manual_seed(0)
+    assert pml.proxy_nca_pp(50, 64).loss.proxies.std().item() == pytest.approx(1 / 8, rel=0.05)
+    weights = pml.normalised_softmax(50, 64).loss.W
+    assert 0.99 / 8 < weights.abs().max().item() <= 1 / 8  # uniform within 1 / sqrt(64)
+    assert torch.linalg.vector_norm(weights, dim=0).mean().item() == pytest.approx(3**-0.5, rel=0.05)
+
+
+def test_only_the_classifier_sees_lengths() -> None:
+    """Normalised embeddings are another loss for it, and the same for all the others."""
+    x = drawn(6, 3, 1)
+    unit = torch.nn.functional.normalize(x, dim=1)
+    for name in RECIPES:
+        loss = recipe(name)
+        if name == "cross_entropy":  # its weights start at zero
+            torch.nn.init.normal_(loss.loss.weight)
+        values = []
+        for vectors in (x, unit):
+            torch.manual_seed(1)  # for the miners that draw
+            values.append(loss(vectors, torch.tensor(LABELS)).item())
+        assert loss.uses_lengths is (name == "cross_entropy")
+        assert (values[0] == pytest.approx(values[1], abs=1e-6)) is not loss.uses_lengths
 
 
 def test_distance_weighted_recipes_have_their_papers_settings() -> None:

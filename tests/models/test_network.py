@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import roadmap.models
 from roadmap.config.settings import ModelSettings
@@ -256,3 +257,38 @@ def test_importing_the_package_is_cheap() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {name.split(".")[0] for name in names} <= {"torch", "roadmap", *sys.stdlib_module_names}, file
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "layout"),
+    [("small_cnn", 16, "map"), ("test_vit", 32, "tokens"), ("test_mambaout", 64, "map")],
+)
+def test_the_features_that_the_vectors_were_pooled_from(name: str, image: int, layout: str) -> None:
+    """Average pooling of what comes with the vectors gives the vectors again, whatever the backbone's own order is."""
+    model = retriever(ModelSettings(name, pooling="avg"), image).eval()
+    images = torch.randn(2, 3, image, image)
+    found = model(images, whole=True)
+    assert torch.equal(found.embedding, model(images))
+    assert (found.map is None) == (layout == "tokens")
+    assert (found.tokens is None) == (layout == "map")
+    assert found.cells.shape[2] == model.channels
+    if name == "small_cnn":
+        assert torch.equal(found.map, model.backbone(images))
+        torch.testing.assert_close(F.normalize(found.cells.mean(1), dim=1), found.embedding)
+
+
+def test_features_that_only_the_backbone_knows_how_to_pool() -> None:
+    model = retriever(HEADS["crossvit_9_240"], 240).eval()
+    assert model.channels is None
+    found = model(pictures(240, 1), whole=True)
+    assert (found.map, found.tokens) == (None, None)
+
+
+def test_vectors_as_long_as_they_come_in_training_alone() -> None:
+    torch.manual_seed(0)
+    model = retriever(ModelSettings(pooling="avg", normalise=False, freeze_batch_norm=True), 16)
+    images = torch.randn(4, 3, 16, 16)
+    long = model(images)
+    torch.testing.assert_close(long, model.backbone(images).mean((2, 3)))
+    assert (long.norm(dim=1) - 1).abs().min() > 0.01
+    torch.testing.assert_close(model.eval()(images), F.normalize(long, dim=1))

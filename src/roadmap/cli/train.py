@@ -61,7 +61,7 @@ def _rehearsal(command: Command) -> list[Settings]:
     _say_what_begins(command, runs)
     for settings in runs:
         check_data(settings)
-    for settings in {str(settings.loss): settings for settings in runs}.values():
+    for settings in {str((settings.loss, settings.auxiliary)): settings for settings in runs}.values():
         check_loss(settings)
     if command.flags.multirun and runs[0].run is not None:
         said = "run=FOLDER is for a single run; in a sweep give out=FOLDER, and every run gets its own in it"

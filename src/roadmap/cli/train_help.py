@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from roadmap.config.options import GROUPS, Setting, options, parts_of, settings
+from roadmap.config.options import GROUPS, NAMED, Setting, options, parts_of, settings
 from roadmap.config.settings_checks import shown
 from roadmap.config.words import unknown, unknown_option
 from roadmap.experiments.published import lines_of
@@ -45,7 +45,7 @@ ENDING = """\
 null means none; a list is written data.scale=[0.2,1]. Exit codes: 0 done, 1 failed, 2 not understood, 130
 stopped by Ctrl-C, which keeps what was done. ROADMAP_DEBUG=1 shows tracebacks."""
 
-WIDTH = 110
+WIDTH, COLUMN = 110, 12
 
 
 def print_help(topics: Sequence[str] = ()) -> None:
@@ -61,12 +61,13 @@ def _overview() -> Iterable[str]:
         yield from (f"  {what}", f"    {command}")
     yield "\nGroups and their options"
     for group in GROUPS:
-        yield from _wrapped(f"{group}=", ", ".join(options(group)), 11)
+        yield from _wrapped(f"{group}=", ", ".join(options(group)), COLUMN)
     yield "\nSettings"
-    for part in ("", *(group for group in GROUPS if group not in ("recipe", "loss"))):
+    for part in ("", *(group for group in GROUPS if group not in ("recipe", *NAMED))):
         inside = [key for key in settings() if key.rpartition(".")[0] == part and key not in GROUPS]
-        yield from _wrapped(f"{part}.".lstrip("."), ", ".join(key.rpartition(".")[2] for key in inside), 11)
-    yield from _wrapped("loss.", "those of its constructor: --help loss=NAME", 11)
+        yield from _wrapped(f"{part}.".lstrip("."), ", ".join(key.rpartition(".")[2] for key in inside), COLUMN)
+    for group in NAMED:
+        yield from _wrapped(f"{group}.", f"those of its constructor: --help {group}=NAME", COLUMN)
     yield "\nFlags"
     for flag, meaning in FLAGS.items():
         yield from _wrapped(flag, meaning, 22)

@@ -87,8 +87,8 @@ def check_data(settings: Settings) -> None:
 
 
 def check_loss(settings: Settings) -> None:
-    """Its constructor takes its options; what only a run knows is made up. A memory is something to it, if one is asked
-    for."""
+    """Its constructor takes its options, and so does that of an auxiliary module; what only a run knows is made up. A
+    memory is something to it, if one is asked for."""
     from roadmap.losses import Memory
     from roadmap.losses.named import named_loss, required_options
 
@@ -97,8 +97,21 @@ def check_loss(settings: Settings) -> None:
         loss = named_loss(**(settings.loss | told))
     except (TypeError, ValueError) as error:
         raise SettingError("loss", f"loss.{error}") from error
+    _check_auxiliary(settings)
     if settings.memory.size is not None:
         try:
             Memory(loss, 1, form=settings.memory.form)  # type: ignore[arg-type]
         except ValueError as error:
             raise SettingError("memory", f"memory: {error}") from error
+
+
+def _check_auxiliary(settings: Settings) -> None:
+    from roadmap.losses.auxiliary import NONE, named_auxiliary, needed_options
+
+    name = settings.auxiliary["name"]
+    if name == NONE:
+        return
+    try:
+        named_auxiliary(**(settings.auxiliary | dict.fromkeys(needed_options(name), 2)))
+    except (TypeError, ValueError) as error:
+        raise SettingError("auxiliary", f"auxiliary.{error}") from error

@@ -19,11 +19,13 @@ GROUPS = {
     "data": "Which pictures.",
     "model": "Backbone, pooling and head.",
     "loss": "What is minimised.",
+    "auxiliary": "What is minimised beside the loss, with weights of its own.",
     "memory": "Earlier batches that a batch is compared with.",
     "optim": "How the weights move.",
     "select": "Which epoch is kept.",
     "hardware": "Where and how it is computed.",
 }
+NAMED = ("loss", "auxiliary")  # groups whose settings are those of a constructor
 FOLDER = Path(str(files("roadmap.config.groups")))
 
 
@@ -56,7 +58,7 @@ class Setting(NamedTuple):
 
 @cache
 def settings() -> dict[str, Setting]:
-    """Dotted name -> setting, for the whole schema. `loss` is left to the files of that group."""
+    """Dotted name -> setting, for the whole schema. Those of `NAMED` groups are left to their files."""
     return {setting.key: setting for setting in _settings(Settings(), "")}
 
 
@@ -66,7 +68,7 @@ def _settings(part: Any, prefix: str) -> list[Setting]:
         key, value = f"{prefix}{name}", getattr(part, name)
         if dataclasses.is_dataclass(value):
             found += _settings(value, f"{key}.")
-        elif key != "loss":
+        elif key not in NAMED:
             found.append(Setting(key, kind_in_words(*about), value, meanings.get(name, "").replace("None", "null")))
     return found
 

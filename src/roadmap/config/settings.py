@@ -17,7 +17,7 @@ from typing import Any, Optional
 from roadmap.config import settings_checks as limits
 from roadmap.config.settings_checks import AUTO, setting
 from roadmap.config.settings_checks import SettingError as SettingError
-from roadmap.names import did_you_mean
+from roadmap.config.settings_checks import known as known
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "default", "reduce-overhead", "max-autotune")
@@ -95,6 +95,8 @@ class ModelSettings:
         pooling: "avg", "max", "gem", "token" (class token), or "auto": what the backbone was trained with.
         layer_norm: normalise the pooled features, without trained scale and shift, before the projection; or "auto".
         dim: dimensions of the linear projection; None for none.
+        normalise: whether vectors have length 1 in training; false leaves them as long as they come, for losses that
+            look at their length (cross_entropy, sec). Evaluated and deployed they always have length 1.
         freeze_batch_norm: keep the running statistics of BatchNorm as they came (its scale and shift still learn).
         drop_path: stochastic depth, where the backbone has it.
         drop_distillation: load a distilled transformer's weights into the plain one, dropping its distillation token.
@@ -107,6 +109,7 @@ class ModelSettings:
     pooling: str = setting("auto", POOLINGS)
     layer_norm: bool = setting(False, auto=True)
     dim: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
+    normalise: bool = True
     freeze_batch_norm: bool = False
     drop_path: float = setting(0.0, limits.BELOW_1)
     drop_distillation: bool = False
@@ -144,17 +147,22 @@ class OptimSettings:
     """How the weights move.
 
     Attributes:
-        name: "adam", "adamw" or "sgd" (with momentum 0.9).
+        name: "adam", "adamw" or "sgd".
         lr: learning rate of the backbone, at the end of the warm-up; "auto": what suits the model.
         head_lr: of projection and pooling; None for the same.
         loss_lr: of the loss's own weights, where it has such (proxies, class weights); None for 100 times `lr`.
+        loss_weight_decay: of the same.
+        auxiliary_lr: of the weights of an auxiliary module, which decay as the model's do; None for `head_lr`.
         weight_decay: of all parameters, or of matrices only (`decay_matrices_only`).
         decay_matrices_only: leave biases, scales and tokens undecayed.
+        momentum: of SGD; AdamW and Adam have their own.
+        eps: what Adam adds to the root of its second moment; 1 makes small gradients count for less.
         layer_decay: factor on the rate per layer, from the last to the first; 1 for none.
         schedule: "constant", "multistep" or "cosine".
         milestones: epochs at which multistep multiplies the rate by `gamma`.
         gamma: that factor.
         warmup: epochs of linear warm-up; fractions are allowed.
+        head_first: epochs in which the backbone rests and all else moves; fractions are allowed.
         final: cosine's last rate as a share of the first.
         clip: largest norm of the gradient; None for no limit.
         ema: decay of an average of the weights, which is what is evaluated and kept; None for none.
@@ -164,13 +172,18 @@ class OptimSettings:
     lr: float = setting(1e-3, limits.ABOVE_0, auto=True)
     head_lr: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
     loss_lr: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
+    loss_weight_decay: float = setting(0.0, limits.AT_LEAST_0)
+    auxiliary_lr: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
     weight_decay: float = setting(1e-4, limits.AT_LEAST_0)
     decay_matrices_only: bool = False
+    momentum: float = setting(0.9, limits.BELOW_1)
+    eps: float = setting(1e-8, limits.ABOVE_0)
     layer_decay: float = setting(1.0, limits.ABOVE_0)
     schedule: str = setting("constant", ("constant", "multistep", "cosine"))
     milestones: list[int] = field(default_factory=list)
     gamma: float = setting(0.3, limits.ABOVE_0)
     warmup: float = setting(0.0, limits.AT_LEAST_0)
+    head_first: float = setting(0.0, limits.AT_LEAST_0)
     final: float = setting(0.0, limits.SHARE)
     clip: Optional[float] = setting(None, limits.ABOVE_0)  # noqa: UP045
     ema: Optional[float] = setting(None, limits.INSIDE)  # noqa: UP045
@@ -238,6 +251,8 @@ class Settings:
 
     Attributes:
         loss: its name ("roadmap", "supap", ...) under "name", and what its constructor takes.
+        auxiliary: what is minimised beside it, with weights of its own: its name ("mic", ...; "none" for nothing) under
+            "name", and what its constructor takes.
         epochs: passes over the training pictures; "auto": fewer, the more pictures there are.
         seed: of weights, batches and crops.
         checkpoint_minutes: least time between two saved states, looked at after each epoch; 0 saves every epoch.
@@ -249,6 +264,7 @@ class Settings:
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=lambda: ModelSettings(AUTO, AUTO, layer_norm=AUTO))  # type: ignore[arg-type]
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "roadmap"})
+    auxiliary: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     memory: MemorySettings = field(default_factory=MemorySettings)
     optim: OptimSettings = field(
         default_factory=lambda: OptimSettings(lr=AUTO, schedule="cosine", warmup=0.5)  # type: ignore[arg-type]
@@ -266,6 +282,8 @@ class Settings:
         limits.check(self, "")
         if "name" not in self.loss:
             raise SettingError("loss.name", "loss must have a name, such as {'name': 'roadmap'}")
+        if "name" not in self.auxiliary:
+            raise SettingError("auxiliary.name", "auxiliary must have a name, such as {'name': 'none'}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML; `from_dict` is the inverse."""
@@ -291,13 +309,3 @@ class Settings:
                 raise SettingError(name, f"{name} must hold settings by name, got {came}")
             given[name] = kind(**known(kind, given[name], f"{name}."))
         return cls(**given)
-
-
-def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values as keyword arguments of a dataclass; an unknown name is an error that offers the nearest."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    for name in values:
-        if name not in names:
-            near = did_you_mean(f"{where}{name}", [f"{where}{other}" for other in names])
-            raise SettingError(f"{where}{name}", f"unknown setting {where}{name}{near} Known: {', '.join(names)}")
-    return dict(values)

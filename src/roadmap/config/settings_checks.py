@@ -87,6 +87,16 @@ def check(part: Any, where: str) -> None:
             raise SettingError(key, f"{key} must {limit[1]}, got {value}")
 
 
+def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values as keyword arguments of a dataclass; an unknown name is an error that offers the nearest."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    for name in values:
+        if name not in names:
+            near = did_you_mean(f"{where}{name}", [f"{where}{other}" for other in names])
+            raise SettingError(f"{where}{name}", f"unknown setting {where}{name}{near} Known: {', '.join(names)}")
+    return dict(values)
+
+
 def shown(value: Any) -> str:
     """A value as it would be typed."""
     if value is None or isinstance(value, bool):

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from roadmap.config.options import GROUPS, options, settings
+from roadmap.config.options import GROUPS, NAMED, options, settings
 from roadmap.config.settings import SettingError
 from roadmap.names import did_you_mean, did_you_mean_setting, nearest
 
@@ -52,8 +52,10 @@ def _check_change(override: Override) -> None:
     key = override.key_or_group
     if is_hydras(key) or key.startswith(f"{TEST_SETS}."):
         return
-    if key == "loss.name":
-        raise SettingError(key, "a loss is chosen with its options: loss=NAME, not loss.name=NAME")
+    if key in [f"{group}.name" for group in NAMED]:
+        group = key.partition(".")[0]
+        what = {"loss": "a loss", "auxiliary": "an auxiliary module"}[group]
+        raise SettingError(key, f"{what} is chosen with its options: {group}=NAME, not {key}=NAME")
     if override.type is OverrideType.DEL:
         raise SettingError(key, f"~{key}: a setting cannot be left out; set it to null, or to what you want")
     adds = override.type in (OverrideType.ADD, OverrideType.FORCE_ADD)
@@ -83,19 +85,21 @@ def refusal(
     known = set(_leaves(values))
     for key in keys:
         if not (key in GROUPS or key in known or is_hydras(key) or key.startswith(f"{TEST_SETS}.")):
-            return unknown(key, values["loss"])
+            return unknown(key, {group: values[group] for group in NAMED})
     return SettingError("", " ".join(str(error).split()))
 
 
-def unknown(key: str, loss: Mapping[str, Any]) -> SettingError:
-    """A setting that there is not, with the nearest."""
+def unknown(key: str, named: Mapping[str, Mapping[str, Any]]) -> SettingError:
+    """A setting that there is not, with the nearest. `named`: the loss and the auxiliary module that are chosen."""
     part, _, name = key.partition(".")
-    of_loss = [f"loss.{option}" for option in loss if option != "name"]
-    near = did_you_mean_setting(key, of_loss if part == "loss" and loss else [*settings(), *of_loss, *GROUPS])
-    inside = [s.partition(".")[2] for s in [*settings(), *of_loss] if s.startswith(f"{part}.")]
-    if part == "loss" and loss:
-        where = f" of loss={loss['name']}"
-        return SettingError(key, f"unknown setting {key}{where}{near} It has: {', '.join(inside)}")
+    own = {group: [f"{group}.{option}" for option in chosen if option != "name"] for group, chosen in named.items()}
+    every = [*settings(), *(option for options_ in own.values() for option in options_)]
+    near = did_you_mean_setting(key, own.get(part) or [*every, *GROUPS])
+    inside = [s.partition(".")[2] for s in every if s.startswith(f"{part}.")]
+    if part in named:
+        where = f" of {part}={named[part]['name']}"
+        has = f" It has: {', '.join(inside)}" if inside else " It has none"
+        return SettingError(key, f"unknown setting {key}{where}{near}{has}")
     known = f"Settings of {part}: {', '.join(inside)}; " if inside and name else ""
     return SettingError(key, f"unknown setting {key}{near} {known}{HELP}")
 

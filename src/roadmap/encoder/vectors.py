@@ -40,7 +40,7 @@ def embeddings_of(
         ranks: the processes of which each has some of the batches; every one of them gets all embeddings.
     """
     records = batches.records
-    found = _of_all(vectors_of(model, batches, len(records), autocast, progress, flip), model, ranks)
+    found = vectors_of_all(vectors_of(model, batches, len(records), autocast, progress, flip), model, ranks)
     if found is None:
         raise ValueError(f"{records.name}: there is no picture to embed")
     vectors, place = found
@@ -51,7 +51,7 @@ def embeddings_of(
     return Embeddings(vectors, labels.to(place.device), distinct, records.class_names)
 
 
-def _of_all(found: tuple[Tensor, Tensor] | None, model: nn.Module, ranks: Ranks) -> tuple[Tensor, Tensor] | None:
+def vectors_of_all(found: tuple[Tensor, Tensor] | None, model: nn.Module, ranks: Ranks) -> tuple[Tensor, Tensor] | None:
     """The vectors and places of all processes, in the order of the pictures."""
     if ranks.world == 1:
         return found

@@ -69,6 +69,8 @@ class Display:
         source = f"weights {settings.model.weights}"
         say(f"model      {settings.model.name}, {model.dim} dimensions, {weights:.1f} M parameters, {source}")
         say(f"loss       {_loss_words(settings.loss)}")
+        if settings.auxiliary["name"] != "none":
+            say(f"auxiliary  {_loss_words(settings.auxiliary)}")
         rates = f"{settings.optim.name} at {settings.optim.lr:g}"
         batch = f"batches of {data.batch_size}, {data.per_class} of a class"
         epochs = f"{settings.epochs} epoch{'' if settings.epochs == 1 else 's'}"

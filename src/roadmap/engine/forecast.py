@@ -12,6 +12,7 @@ import torch
 from roadmap.config.settings import Settings
 from roadmap.data import Records, fresh_pack
 from roadmap.engine.auto import WARNING, median_side, resolve
+from roadmap.engine.auxiliary import check_auxiliary
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.results import duration, processes_words
 from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
@@ -84,6 +85,7 @@ def plan(settings: Settings) -> Plan:
     settings = dataclasses.replace(settings, hardware=hardware_here(settings.hardware))
     records, drawn = division_of(records_of(settings.data))
     settings, reasons = resolve(settings, records, fetch=False)
+    check_auxiliary(settings, None)
     splits = splits_of(records, settings.data, settings.select)
     check_metric(settings.select, splits)
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 from lightning_fabric import Fabric
 from torch import nn
 
 from roadmap.config.settings import SettingError, Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
+from roadmap.engine.auxiliary import Auxiliary, Constructor, auxiliary_of
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.comparing import BatchAndMemory, compare_of
 from roadmap.engine.display import Display
@@ -75,6 +78,16 @@ class Job:
         """By test set."""
         return {test.name: self.evaluation(model, test, nearest) for test in self.splits.tests}
 
+    def prepare_epoch(self, epoch: int) -> None:
+        """What an auxiliary module does before an epoch, counted from 1."""
+        if self.parts.auxiliary is None:
+            return
+        train, model = self.splits.train, self.state.model
+        assert isinstance(model, Retriever)
+        labels = torch.from_numpy(train.labels).to(self.fabric.device)
+        vectors = partial(self.pictures.vectors, model, train)
+        self.parts.auxiliary.prepare(epoch, labels, vectors, self.settings.seed)
+
     def save(self) -> None:
         """The best weights, ready to use, and the state, which holds them too: it alone decides what goes on."""
         if not self.ranks.first:
@@ -115,6 +128,7 @@ def job_of(
     display: Display,
     signals: Signals | None = None,
     ranks: Ranks = ALONE,
+    auxiliary: Constructor | None = None,
 ) -> Job:
     """Everything a run works with, put together; pictures are packed now, if they are to be."""
     if ranks.world > 1 and not settings.model.freeze_batch_norm:
@@ -122,30 +136,34 @@ def job_of(
     model = in_layout(model.to(fabric.device), settings.hardware)
     # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
     scaler = getattr(fabric.strategy.precision, "scaler", None)
-    loss = _loss(settings, splits.train, model).to(fabric.device)
-    optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
+    told = _told(splits.train, model)
+    loss, beside = _loss(settings, told), auxiliary_of(settings, auxiliary, told)
+    for part in (loss, beside):
+        if part is not None:
+            part.to(fabric.device)
+    optimizer = optimiser(model, loss, settings.optim, fabric.device.type == "cuda" and scaler is None, beside)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
     pictures = Pictures(settings, model, fabric.device, display.quiet, ranks)
-    others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
-    if loss.state_dict():
-        others["loss"] = loss
     compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
+    others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
+    others |= _holding({"loss": loss, "auxiliary": beside})
     if isinstance(compare, BatchAndMemory):
         others["memory"] = compare
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
-    steps = settings.epochs * sampler.batches
-    runnable = runnable_model(model, settings.hardware, fabric.device, steps)
+    runnable = runnable_model(model, settings.hardware, fabric.device, settings.epochs * sampler.batches)
     wrapped, wrapped_optimizer = fabric.setup(runnable, optimizer)
     parts = Parts(
         fabric,
         wrapped,
         wrapped_optimizer,
-        passes_of(fabric, wrapped, settings.hardware.channels_last, settings.data.parts),
+        passes_of(fabric, wrapped, settings.hardware.channels_last, settings.data.parts, beside is not None),
         compare,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
         ranks,
         settings.seed,
+        None if beside is None else Auxiliary(beside, ranks),
+        round(settings.optim.head_first * sampler.batches),
     )
     if settings.data.parts is not None:
         note = chunk_note(model, settings.data.parts, settings.model.freeze_batch_norm)
@@ -167,8 +185,23 @@ def _check_chunks(settings: Settings, model: nn.Module) -> None:
         )
 
 
-def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:
+def _holding(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
+    """Those that hold something: weights, boundaries, clusters."""
+    return {name: module for name, module in modules.items() if module is not None and module.state_dict()}
+
+
+def _told(train: Records, model: Retriever) -> dict[str, int | None]:
+    """What only the run knows."""
+    classes = len(np.unique(train.labels))
+    return {
+        "num_classes": classes,
+        "embedding_size": model.dim,
+        "channels": model.channels,
+        "pictures": len(train),
+    }
+
+
+def _loss(settings: Settings, told: dict[str, int | None]) -> nn.Module:
     """The loss of the settings; what only the run knows is filled in where its constructor asks for it."""
-    told = {"num_classes": len(np.unique(train.labels)), "embedding_size": model.dim}
     asked = {name: told[name] for name in required_options(settings.loss["name"]) if name in told}
     return named_loss(**(settings.loss | asked))

@@ -25,6 +25,8 @@ def train(job: Job) -> None:
     saved = time.monotonic()
     for epoch in range(1 + state.judged // length, 1 + job.settings.epochs):
         if state.step < epoch * length:  # else it was stopped before it was judged
+            if state.step % length == 0:  # else it was prepared when it began
+                job.prepare_epoch(epoch)
             train_epoch(job, batches, watch)
         _judge(job, epoch)
         if epoch == job.settings.epochs or time.monotonic() - saved >= 60 * job.settings.checkpoint_minutes:

@@ -19,12 +19,13 @@ LOSS_RATE = 100.0  # proxies start at random, the backbone does not
 def parameter_groups(model: Retriever, settings: OptimSettings) -> list[dict[str, Any]]:
     """Groups of parameters with the same rate and decay; `base_lr` is what the schedule multiplies.
 
-    The rate of a layer is lr * layer_decay^(layers above it); the head has its own rate.
+    The rate of a layer is lr * layer_decay^(layers above it); the head has its own rate. Where the head goes first,
+    what waits for it is marked: `rests`.
     """
     heads = {id(p) for p in model.head_parameters()}
     depths, last = model.layer_depths(), model.layers - 1
     spared = model.undecayed() if settings.decay_matrices_only else set()
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -32,24 +33,45 @@ def parameter_groups(model: Retriever, settings: OptimSettings) -> list[dict[str
             rate = settings.lr if settings.head_lr is None else settings.head_lr
         else:
             rate = settings.lr * settings.layer_decay ** (last - depths[name])
-        groups.setdefault((rate, 0.0 if name in spared else settings.weight_decay), []).append(parameter)
+        rests = settings.head_first > 0 and id(parameter) not in heads
+        groups.setdefault((rate, 0.0 if name in spared else settings.weight_decay, rests), []).append(parameter)
     return [
-        {"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay}
-        for (rate, decay), parameters in groups.items()
+        {"params": parameters, "lr": rate, "base_lr": rate, "weight_decay": decay} | ({"rests": True} if rests else {})
+        for (rate, decay, rests), parameters in groups.items()
     ]
 
 
-def optimiser(model: Retriever, loss: nn.Module, settings: OptimSettings, fused: bool) -> torch.optim.Optimizer:
-    """Adam, AdamW or SGD over the model's groups and the loss's own weights; `fused`: one kernel for all, on a GPU."""
-    groups = parameter_groups(model, settings)
-    if own := list(loss.parameters()):
-        rate = LOSS_RATE * settings.lr if settings.loss_lr is None else settings.loss_lr
-        groups.append({"params": own, "lr": rate, "base_lr": rate, "weight_decay": 0.0})
+def other_groups(loss: nn.Module, auxiliary: nn.Module | None, settings: OptimSettings) -> list[dict[str, Any]]:
+    """Groups of the weights that are not deployed: those of the loss, and those of an auxiliary module.
+
+    What a module calls its `loss_parameters` (proxies, boundaries) moves as the weights of the loss do.
+    """
+    own, beside = list(loss.parameters()), [] if auxiliary is None else list(auxiliary.parameters())
+    alike: list[nn.Parameter] = getattr(auxiliary, "loss_parameters", list)()
+    head = settings.lr if settings.head_lr is None else settings.head_lr
+    rates = {
+        "loss": LOSS_RATE * settings.lr if settings.loss_lr is None else settings.loss_lr,
+        "auxiliary": head if settings.auxiliary_lr is None else settings.auxiliary_lr,
+    }
+    decays = {"loss": settings.loss_weight_decay, "auxiliary": settings.weight_decay}
+    members = {"loss": own + alike, "auxiliary": [p for p in beside if all(p is not other for other in alike)]}
+    return [
+        {"params": parameters, "lr": rates[name], "base_lr": rates[name], "weight_decay": decays[name]}
+        for name, parameters in members.items()
+        if parameters
+    ]
+
+
+def optimiser(
+    model: Retriever, loss: nn.Module, settings: OptimSettings, fused: bool, auxiliary: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """Adam, AdamW or SGD over all weights that move; `fused`: one kernel for all, on a GPU."""
+    groups = parameter_groups(model, settings) + other_groups(loss, auxiliary, settings)
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, momentum=0.9, fused=fused)
+        return torch.optim.SGD(groups, momentum=settings.momentum, fused=fused)
     if settings.name == "adam":
-        return torch.optim.Adam(groups, fused=fused)
-    return torch.optim.AdamW(groups, fused=fused)
+        return torch.optim.Adam(groups, eps=settings.eps, fused=fused)
+    return torch.optim.AdamW(groups, eps=settings.eps, fused=fused)
 
 
 def schedule(settings: OptimSettings, epochs: int, batches: int) -> Schedule:
@@ -76,7 +98,7 @@ def schedule(settings: OptimSettings, epochs: int, batches: int) -> Schedule:
     return factor
 
 
-def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Every group's rate is its base times the schedule's factor."""
+def set_rates(optimizer: torch.optim.Optimizer, factor: float, head_first: bool = False) -> None:
+    """Every group's rate is its base times the schedule's factor; 0 for one that waits for the head."""
     for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
+        group["lr"] = 0.0 if head_first and group.get("rests") else group["base_lr"] * factor

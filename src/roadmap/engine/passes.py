@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from roadmap.features import Features
 from roadmap.losses.two_pass import chunked_embeddings
 
 Images = Tensor | Iterable[Tensor]  # a batch, or its chunks, which can be read more than once
@@ -18,7 +19,12 @@ class Passes(Protocol):
     """Embeds a batch, and pulls the gradient of what was made of the embeddings back into the weights.
 
     `pull_back` belongs to the last `embed`: what it needs of it, it keeps.
+
+    Attributes:
+        features: of the last batch, from `embed` to `pull_back`, where an auxiliary module asks for them; else None.
     """
+
+    features: Features | None
 
     def embed(self, images: Images) -> Tensor:
         """(B, D), that a loss can be differentiated by."""
@@ -36,18 +42,32 @@ class OnePass:
         fabric: brings the precision, and scales the gradients of float16.
         model: as `fabric.setup` gave it.
         layout: of the pictures in memory, to match the weights.
+        whole: keep the features that the vectors were pooled from.
     """
 
-    def __init__(self, fabric: Fabric, model: nn.Module, layout: torch.memory_format = torch.preserve_format) -> None:
-        self.fabric, self.model, self.layout = fabric, model, layout
+    def __init__(
+        self,
+        fabric: Fabric,
+        model: nn.Module,
+        layout: torch.memory_format = torch.preserve_format,
+        whole: bool = False,
+    ) -> None:
+        self.fabric, self.model, self.layout, self.whole = fabric, model, layout, whole
+        self.features: Features | None = None
 
     def embed(self, images: Images) -> Tensor:
         if not isinstance(images, Tensor):
             raise TypeError("one pass needs the whole batch in one tensor; for chunks take TwoPasses")
-        embeddings: Tensor = self.model(images.to(memory_format=self.layout))
-        return embeddings
+        images = images.to(memory_format=self.layout)
+        if not self.whole:
+            embeddings: Tensor = self.model(images)
+            return embeddings
+        found: Features = self.model(images, whole=True)
+        self.features = found
+        return found.embedding
 
     def pull_back(self, loss: Tensor) -> None:
+        self.features = None
         self.fabric.backward(loss)
 
 
@@ -58,6 +78,8 @@ class TwoPasses:
         fabric, model, layout: as for `OnePass`.
         chunk: pictures that go through the model together, at most.
     """
+
+    features: Features | None = None  # of a chunk at a time, which no auxiliary module can compare
 
     def __init__(
         self, fabric: Fabric, model: nn.Module, chunk: int, layout: torch.memory_format = torch.preserve_format
@@ -75,10 +97,12 @@ class TwoPasses:
         self.fabric.backward(loss)
 
 
-def passes_of(fabric: Fabric, model: nn.Module, channels_last: bool, chunk: int | None) -> Passes:
-    """One pass, or two where the batch comes in chunks."""
+def passes_of(fabric: Fabric, model: nn.Module, channels_last: bool, chunk: int | None, whole: bool = False) -> Passes:
+    """One pass, or two where the batch comes in chunks; `whole`: with features, which two passes do not have."""
     layout = torch.channels_last if channels_last else torch.preserve_format
-    return OnePass(fabric, model, layout) if chunk is None else TwoPasses(fabric, model, chunk, layout)
+    if chunk is None:
+        return OnePass(fabric, model, layout, whole)
+    return TwoPasses(fabric, model, chunk, layout)
 
 
 def chunk_note(model: nn.Module, chunk: int, frozen: bool) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from roadmap.config.settings import DataSettings, Settings
 from roadmap.data import (
@@ -22,8 +23,10 @@ from roadmap.data import (
 )
 from roadmap.data.pictures.packing import OnError
 from roadmap.encoder import Encoder, centre_crop
+from roadmap.encoder.vectors import vectors_of, vectors_of_all
 from roadmap.evaluation import Evaluation, evaluate
-from roadmap.hardware import workers_of
+from roadmap.features import Features
+from roadmap.hardware import autocast_of, repeatable, workers_of
 from roadmap.models import Retriever
 from roadmap.ranks import ALONE, Ranks
 
@@ -117,6 +120,30 @@ class Pictures:
         self.skipped.update(found.facts["data"]["skipped"])
         return found
 
+    def vectors(self, model: Retriever, records: Records, of: Callable[[Features], Tensor]) -> tuple[Tensor, Tensor]:
+        """(n, K), what `of` makes of the features of each picture, cut as for evaluation, and (n,) which pictures they
+        are: all but those that cannot be decoded, on every process."""
+        encoder = Encoder.of(model, self.settings, self.device, self.ranks)
+        batches = evaluation_batches(
+            records,
+            encoder.crop,
+            encoder.batch,
+            self._pack(records),
+            self.device,
+            encoder.workers,
+            on_error_of(self.settings.data),
+            side=encoder.side,
+            ranks=self.ranks,
+        )
+        with repeatable(self.settings.hardware):
+            autocast = autocast_of(self.settings.hardware, self.device)
+            part = vectors_of(_Described(model, of), batches, len(records), autocast, False if self.quiet else None)
+        found = vectors_of_all(part, model, self.ranks)
+        self.skipped.update(batches.skipped)
+        if found is None:
+            raise ValueError(f"{records.name}: none of the {len(records)} training pictures could be decoded")
+        return found
+
     def centres(self, records: Records) -> Tensor:
         """(N, 3, S, S) in 0..1: pictures as they are evaluated, to look at; what cannot be decoded is left out."""
         batches = evaluation_batches(
@@ -132,3 +159,14 @@ class Pictures:
         images = torch.cat([batch.images for batch in batches])
         mean, std = (images.new_tensor(values)[:, None, None] for values in (self.centre.mean, self.centre.std))
         return images * std + mean
+
+
+class _Described(nn.Module):
+    """A network that gives what `of` makes of its features, instead of its vectors."""
+
+    def __init__(self, model: Retriever, of: Callable[[Features], Tensor]) -> None:
+        super().__init__()
+        self.model, self.of = model, of
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.of(self.model(images, whole=True))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from roadmap.data import Batch, ChunkedBatch
 from roadmap.data.randomness import raw_bits
+from roadmap.engine.auxiliary import Auxiliary
 from roadmap.engine.comparing import Compare
 from roadmap.engine.optimiser import Schedule, set_rates
 from roadmap.engine.passes import Passes
@@ -28,13 +29,15 @@ class Parts:
     Attributes:
         fabric: the engine.
         model: and its optimiser, as the engine wrapped them.
-        optimizer: of the model and of the loss's own weights.
+        optimizer: of the model, and of the weights of the loss and of the auxiliary module.
         passes: how a batch goes through the model, and how the gradient comes back.
         compare: who is compared with whom, and what that costs.
         schedule: step -> factor on every rate.
         clip: largest norm of the gradient; None for no limit.
         ranks: the processes that share the batch.
         seed: of what the model draws at random, where there are several processes.
+        auxiliary: what else is minimised, of the features before they are pooled; None for nothing.
+        head_first: steps in which the backbone rests.
     """
 
     fabric: Fabric
@@ -46,6 +49,8 @@ class Parts:
     clip: float | None = None
     ranks: Ranks = ALONE
     seed: int = 0
+    auxiliary: Auxiliary | None = None
+    head_first: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +65,7 @@ class Outcome:
 
 def step(state: TrainState, batch: Batch | ChunkedBatch, parts: Parts) -> Outcome:
     """Embed, compare, pull back, move. Losses compute scores in float32 whatever the model's precision is."""
-    set_rates(parts.optimizer, parts.schedule(state.step))
+    set_rates(parts.optimizer, parts.schedule(state.step), state.step < parts.head_first)
     _draw_apart(state.step, parts)
     embeddings = parts.passes.embed(batch.images)
     lengths = directions(embeddings)[1]
@@ -68,6 +73,8 @@ def step(state: TrainState, batch: Batch | ChunkedBatch, parts: Parts) -> Outcom
     if lengths.device.type == "cpu" and parts.ranks.largest(int(not has_direction(lengths).all()))():
         return Outcome(state.step + 1, torch.full((2,), math.nan), lengths, batch.indices)
     loss = parts.compare(embeddings, batch.labels, batch.indices)
+    if parts.auxiliary is not None and parts.passes.features is not None:
+        loss = loss + parts.auxiliary(parts.passes.features, batch.labels, batch.indices)
     parts.passes.pull_back(loss)
     parts.ranks.average_gradients(p for group in parts.optimizer.param_groups for p in group["params"])
     norm = _gradient_norm(state, parts)

@@ -14,6 +14,7 @@ import torch
 from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
 from roadmap.engine.auto import resolve
+from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
 from roadmap.engine.display import Display
 from roadmap.engine.faults import explain_failures
 from roadmap.engine.hardware import engine_of
@@ -34,12 +35,15 @@ from roadmap.runs import Run
 NEAREST = 10  # neighbours of each test picture that are kept
 
 
-def fit(settings: Settings, quiet: bool = False) -> Path:
+def fit(settings: Settings, quiet: bool = False, auxiliary: Constructor | None = None) -> Path:
     """Trains, chooses an epoch, tests it; the run folder holds everything that came of it.
 
     Args:
         settings: of the run; what says "auto" is chosen by the pictures and the hardware.
         quiet: print nothing.
+        auxiliary: makes a module that is minimised beside the loss, such as its class; what only the run knows is
+            passed where it asks for it by name: `channels` of the features, `embedding_size`, `num_classes`, number
+            of `pictures` (`roadmap.engine.auxiliary`). None for what the settings name.
 
     Returns:
         The run's folder.
@@ -51,16 +55,26 @@ def fit(settings: Settings, quiet: bool = False) -> Path:
     hardware = hardware_at(settings.hardware, place)
     settings = dataclasses.replace(absolute_paths(settings), hardware=hardware)
     if place is None and hardware.devices > 1:
-        return launch(hardware.devices, "fit", {"settings": settings, "quiet": quiet})
+        return launch(hardware.devices, "fit", {"settings": settings, "quiet": quiet, "auxiliary": auxiliary})
     with ranks_at(hardware, place) as ranks, Signals(ranks) as signals, ExitStack() as at_the_end:
-        return _finish(_new_job(settings, ranks, Display(quiet or not ranks.first), signals, at_the_end))
+        return _finish(_new_job(settings, ranks, Display(quiet or not ranks.first), signals, at_the_end, auxiliary))
 
 
-def _new_job(settings: Settings, ranks: Ranks, display: Display, signals: Signals, at_the_end: ExitStack) -> Job:
+def _new_job(
+    settings: Settings,
+    ranks: Ranks,
+    display: Display,
+    signals: Signals,
+    at_the_end: ExitStack,
+    auxiliary: Constructor | None,
+) -> Job:
     signals.limit(settings.hardware.time_limit)
     found = records_of(settings.data)
     records, drawn = division_of(found)
     settings, reasons = ranks.from_first(lambda: resolve(settings, records))
+    check_auxiliary(settings, auxiliary)
+    if auxiliary is not None:  # for the record
+        settings = dataclasses.replace(settings, auxiliary={"name": name_of(auxiliary)})
     splits = splits_of(records, settings.data, settings.select)
     check_metric(settings.select, splits)
     _check_pictures(splits, ranks)
@@ -78,7 +92,7 @@ def _new_job(settings: Settings, ranks: Ranks, display: Display, signals: Signal
         signals.folder = run.folder
         _store_division(run, splits.everything, found)
     display.start(run.folder, settings, splits, [*reasons, *drawn], model, fabric, ranks)
-    return job_of(settings, fabric, splits, sampler, model, run, display, signals, ranks)
+    return job_of(settings, fabric, splits, sampler, model, run, display, signals, ranks, auxiliary)
 
 
 def _check_pictures(splits: Splits, ranks: Ranks) -> None:
@@ -92,7 +106,7 @@ def _check_pictures(splits: Splits, ranks: Ranks) -> None:
             )
 
 
-def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path:
+def resume(folder: Path, epochs: int | None = None, quiet: bool = False, auxiliary: Constructor | None = None) -> Path:
     """Goes on with a run that was stopped, from its last saved state, as if it had not been.
 
     Where nothing was saved yet, it begins again from the start.
@@ -102,6 +116,7 @@ def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path
         epochs: train this many in all, instead of those that the run was started with. The result is that of a run
             started with so many, so a schedule that is stretched over the whole run (cosine) cannot be lengthened.
         quiet: print nothing.
+        auxiliary: what `fit` was given.
 
     Raises:
         Stopped: as in `fit`.
@@ -109,7 +124,8 @@ def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path
     place = place_here()
     hardware = _hardware_of(folder, place)
     if place is None and hardware.devices > 1:
-        return launch(hardware.devices, "resume", {"folder": folder, "epochs": epochs, "quiet": quiet})
+        arguments = {"folder": folder, "epochs": epochs, "quiet": quiet, "auxiliary": auxiliary}
+        return launch(hardware.devices, "resume", arguments)
     with ranks_at(hardware, place) as ranks, Signals(ranks) as signals, ExitStack() as at_the_end:
         run = Run.open(folder) if ranks.first else Run(folder, writes=False)
         display = Display(quiet or not ranks.first)
@@ -117,7 +133,7 @@ def resume(folder: Path, epochs: int | None = None, quiet: bool = False) -> Path
         at_the_end.callback(run.close)
         at_the_end.callback(display.close)
         run.lock()
-        return _finish(_stopped_job(run, hardware, epochs, ranks, display, signals))
+        return _finish(_stopped_job(run, hardware, epochs, ranks, display, signals, auxiliary))
 
 
 def _hardware_of(folder: Path, place: Place | None) -> HardwareSettings:
@@ -130,10 +146,17 @@ def _hardware_of(folder: Path, place: Place | None) -> HardwareSettings:
 
 
 def _stopped_job(
-    run: Run, hardware: HardwareSettings, epochs: int | None, ranks: Ranks, display: Display, signals: Signals
+    run: Run,
+    hardware: HardwareSettings,
+    epochs: int | None,
+    ranks: Ranks,
+    display: Display,
+    signals: Signals,
+    auxiliary: Constructor | None,
 ) -> Job:
     stored, has_state = ranks.from_first(lambda: (run.settings(), run.has_state()))
     settings = dataclasses.replace(stored, run=str(run.folder), hardware=hardware)
+    check_auxiliary(settings, auxiliary)
     signals.limit(settings.hardware.time_limit)
     found = records_of(settings.data)
     records, changes = ranks.from_first(lambda: run.division(found))
@@ -150,7 +173,7 @@ def _stopped_job(
     start = dataclasses.replace(settings.model, weights="random") if has_state else settings.model
     model = retriever(start, settings.data.image)
     display.start(run.folder, longer, splits, changes, model, fabric, ranks)
-    job = job_of(longer, fabric, splits, sampler, model, run, display, signals, ranks)
+    job = job_of(longer, fabric, splits, sampler, model, run, display, signals, ranks, auxiliary)
     if has_state:
         job.load()
     else:

@@ -1,4 +1,5 @@
-"""Published numbers: the rows of the paper's tables (Ramzi et al., NeurIPS 2021), read from `published.csv`."""
+"""Published numbers, read from `published.csv`: the rows of the paper's tables (Ramzi et al., NeurIPS 2021), and what
+the authors of its baselines report themselves where that is another number."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-# The comment of a recipe names its numbers: "Published: cub resnet50, Tables 1, 3".
-REFERENCE = re.compile(r"Published: ([\w ]+) (\w+), (?:Tables? )?([\w, ]+)$")
+# The comment of a recipe names its numbers: "Published: cub resnet50, Tables 1, 3"; of one method "...; rows MIC".
+REFERENCE = re.compile(r"Published: ([\w ]+) (\w+), (?:Tables? )?([\w, ]+)(?:; rows ([\w, ]+))?$")
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Number:
     """One number, as printed.
 
     Attributes:
-        table: of the paper, "1" to "10", or figure, "fig4a"; or "yardstick", which is not published but was measured
-            independently.
+        table: of the paper, "1" to "10", or figure, "fig4a"; "authors" for what those of a baseline report themselves;
+            or "yardstick", which is not published but was measured independently.
         row: the loss by its name here, or what the paper calls a method that is not here.
         dataset, backbone: "cub", "resnet50" (512 dimensions), "resnet50 2048-d", "deit".
         batch_size: None where the paper prints none.
@@ -64,10 +65,14 @@ def numbers_of(comment: Iterable[str]) -> list[Number]:
     for line in comment:
         if found := REFERENCE.fullmatch(line):
             datasets, backbone, tables = found[1].split(), found[2], re.findall(r"\w+", found[3])
+            rows = None if found[4] is None else found[4].split(", ")
             return [
                 number
                 for number in numbers()
-                if number.table in tables and number.dataset in datasets and number.backbone.split()[0] == backbone
+                if number.table in tables
+                and number.dataset in datasets
+                and number.backbone.split()[0] == backbone
+                and (rows is None or number.row in rows)
             ]
     return []
 

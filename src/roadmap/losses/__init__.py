@@ -11,15 +11,20 @@ from roadmap.losses.distributed import Distributed
 from roadmap.losses.graded_ndcg import GradedNDCG, gradedndcg, ndcg
 from roadmap.losses.happier import HAPPIER
 from roadmap.losses.hierarchical_ap import HierarchicalAP, h_ap, hierarchicalap
+from roadmap.losses.high_order import HORDE
+from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
+from roadmap.losses.selective_triplets import TripletSCT, triplet_sct
+from roadmap.losses.spherical import SphericalConstraint
 from roadmap.losses.thresholds import Calibration, calibration
 from roadmap.losses.two_pass import TwoPass
 from roadmap.metrics.counted import average_precision
 
 __all__ = [
     "HAPPIER",
+    "HORDE",
     "ROADMAP",
     "BlackBoxAP",
     "Calibration",
@@ -27,10 +32,13 @@ __all__ = [
     "FastAP",
     "GradedNDCG",
     "HierarchicalAP",
+    "HordeContrastive",
     "Memory",
     "SmoothAP",
     "SoftBinAP",
+    "SphericalConstraint",
     "SupAP",
+    "TripletSCT",
     "TwoPass",
     "average_precision",
     "blackboxap",
@@ -44,4 +52,5 @@ __all__ = [
     "smoothap",
     "softbinap",
     "supap",
+    "triplet_sct",
 ]

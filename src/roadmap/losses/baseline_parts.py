@@ -29,6 +29,8 @@ class PairSumPerQuery(nn.Module):
 class LinearClassifier(nn.Module):
     """Cross-entropy of a linear classifier over the embeddings, in the library's call. Weights and bias start at 0."""
 
+    uses_lengths = True  # a longer embedding has larger logits
+
     def __init__(self, num_classes: int, embedding_size: int, label_smoothing: float) -> None:
         super().__init__()
         self.label_smoothing = label_smoothing

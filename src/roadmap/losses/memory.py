@@ -195,12 +195,15 @@ class Memory(nn.Module):
     def _inner_value(self, batch: Items, vectors: Tensor | None, labels: Tensor | None, joined: bool) -> Tensor:
         """By the loss itself, of the whole batch."""
         places = {"own": torch.arange(len(batch.all), device=batch.all.device)} if joined else {}
-        value: Tensor = self.inner(batch.all, batch.labels, None, vectors, labels, **places)
+        # what a loss adds for the batch alone is in the loss of the batch already
+        loss = self.inner if vectors is None or joined else getattr(self.inner, "compared", self.inner)
+        value: Tensor = loss(batch.all, batch.labels, None, vectors, labels, **places)
         return value
 
 
 def _form(loss: nn.Module, asked: Form) -> Form:
-    places = "own" in inspect.signature(loss.forward).parameters
+    compared: nn.Module = getattr(loss, "compared", loss)
+    places = "own" in inspect.signature(compared.forward).parameters
     if asked == "joined" and not places:
         raise ValueError(
             f"{type(loss).__name__} cannot tell a query from its own place in a gallery, so it takes no joined form; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -13,10 +13,35 @@ from roadmap.losses.blackbox_ap import BlackBoxAP
 from roadmap.losses.graded_ndcg import GradedNDCG
 from roadmap.losses.happier import HAPPIER
 from roadmap.losses.hierarchical_ap import HierarchicalAP
+from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.rank_ap import SmoothAP, SupAP
 from roadmap.losses.roadmap import ROADMAP
+from roadmap.losses.selective_triplets import TripletSCT
+from roadmap.losses.spherical import SphericalConstraint
 from roadmap.losses.thresholds import Calibration
 from roadmap.names import did_you_mean
+
+
+def sec(
+    num_classes: int,
+    embedding_size: int,
+    of: str = "multi_similarity",
+    weight: float = 1.0,
+    momentum: float = 1.0,
+    options: Mapping[str, Any] | None = None,
+) -> SphericalConstraint:
+    """`SphericalConstraint` around the loss called `of`, which is made with `options`, and with the number of classes
+    and the dimensions if it asks for them."""
+    if of in AROUND:
+        raise ValueError(f"of={of}: the constraint holds a loss, and {of} has one already; name that one")
+    filled = {"num_classes": num_classes, "embedding_size": embedding_size}
+    try:
+        asked = {option: filled[option] for option in required_options(of)}
+        loss = named_loss(of, **asked, **(options or {}))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"of={of}: {error}") from error
+    return SphericalConstraint(loss, weight, momentum)
+
 
 OWN: dict[str, Callable[..., nn.Module]] = {
     "roadmap": ROADMAP,
@@ -29,6 +54,8 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "hierarchical_ap": HierarchicalAP,
     "happier": HAPPIER,
     "graded_ndcg": GradedNDCG,
+    "triplet_sct": TripletSCT,
+    "contrastive_horde": HordeContrastive,
 }
 # The keys of pml.RECIPES, written down so that naming them does not import pytorch-metric-learning.
 BORROWED = (
@@ -39,12 +66,15 @@ BORROWED = (
     "margin_distance_weighted",
     "multi_similarity",
     "normalised_softmax",
+    "proxy_gml",
     "proxy_nca",
     "proxy_nca_pp",
     "triplet_distance_weighted",
     "triplet_semihard",
 )
-NAMES = (*OWN, *BORROWED)
+# Around another loss, which is an option.
+AROUND: dict[str, Callable[..., nn.Module]] = {"sec": sec}
+NAMES = (*OWN, *BORROWED, *AROUND)
 # What only the training run knows.
 FILLED_IN = {"num_classes": "the number of training classes", "embedding_size": "the dimensions of the embeddings"}
 
@@ -75,8 +105,8 @@ def named_loss(name: str, **options: Any) -> nn.Module:
 
 def constructor(name: str) -> Callable[..., nn.Module]:
     """What makes the loss called `name`."""
-    if name in OWN:
-        return OWN[name]
+    if name in OWN or name in AROUND:
+        return (OWN | AROUND)[name]
     if name not in BORROWED:
         raise ValueError(f"unknown loss {name!r}{did_you_mean(name, NAMES)} Known: {', '.join(NAMES)}")
     from roadmap.losses.pml import RECIPES

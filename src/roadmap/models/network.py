@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from roadmap.config.settings import ModelSettings, SettingError
+from roadmap.features import Features
 from roadmap.models.backbones import backbone_of, features, layout, normalisation, trial_features
 from roadmap.models.depths import layer_depths
 from roadmap.models.pooling import Layout, Pooling
@@ -43,6 +44,8 @@ def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
 class Retriever(nn.Module):
     """Images (B, 3, S, S), normalised by `mean` and `std` -> unit vectors (B, dim), float32 under autocast too.
 
+    In training they are as long as they come where the settings say `normalise=False`.
+
     What comes after the backbone is float32: losses tell scores apart that bfloat16 rounds together.
 
     Attributes:
@@ -50,6 +53,7 @@ class Retriever(nn.Module):
         image: side of the pictures it was made for.
         mean, std: per channel, what the backbone expects pictures to be normalised by.
         dim: dimensions of the vectors.
+        channels: of the features before they are pooled; None where only the backbone knows how they are laid out.
     """
 
     def __init__(self, backbone: nn.Module, settings: ModelSettings, image: int) -> None:
@@ -58,6 +62,7 @@ class Retriever(nn.Module):
         self.mean, self.std = normalisation(backbone)
         trial = trial_features(backbone, settings.name, image)
         self._layout = layout(backbone, trial)
+        self.channels = self._layout.channels(trial)
         self.backbone = backbone
         self.pooling = _pooling(backbone, settings, self._layout)
         with torch.no_grad():
@@ -67,14 +72,17 @@ class Retriever(nn.Module):
         self.dim: int = settings.dim or width
         self.train()
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, whole: bool = False) -> Tensor | Features:
+        """The vectors; `whole`: with the features that they were pooled from."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be of shape (B, 3, S, S), got {tuple(images.shape)}")
         found = features(self.backbone, images)
         with torch.autocast(images.device.type, enabled=False):
             found = found.float() if isinstance(found, Tensor) else [part.float() for part in found]
             vectors = self.projection(self.layer_norm(self._pooled(found)))
-            return F.normalize(vectors, dim=1)
+            if self.settings.normalise or not self.training:
+                vectors = F.normalize(vectors, dim=1)
+        return self._layout.features(vectors, found) if whole else vectors
 
     def train(self, mode: bool = True) -> Retriever:
         """Training or evaluation mode; frozen BatchNorm keeps using the statistics it came with in both."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from roadmap.features import Features
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,19 @@ class Layout:
     def patches(self, features: Tensor) -> Tensor:
         """The features without prefix tokens."""
         return features[:, self.prefix :] if self.prefix else features
+
+    def channels(self, features: Any) -> int | None:
+        """How many numbers each cell has; None where only the backbone knows what a cell is."""
+        if not self.cells:
+            return None
+        count: int = features.shape[1 if self.cells == (2, 3) else -1]
+        return count
+
+    def features(self, vectors: Tensor, found: Any) -> Features:
+        """The vectors with the features that they were pooled from, where those have cells."""
+        if len(self.cells) == 2:
+            return Features(vectors, map=found if self.cells == (2, 3) else found.permute(0, 3, 1, 2))
+        return Features(vectors, tokens=self.patches(found)) if self.cells else Features(vectors)
 
     def single_cell(self, vectors: Tensor) -> Tensor:
         """(B, C) in the layout of the features, with a single cell; prefix tokens, if any, are equal to it.
