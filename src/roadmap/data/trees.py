@@ -22,7 +22,8 @@ class Tree:
         paths: (N, L) int64; the last column is the class label; UNKNOWN where a level is not known. A node has one
             parent: who shares a level shares all coarser ones.
         levels: L names, such as ("script", "character").
-        nodes: for each level the names of its nodes, indexed by their numbers; the last are the class names.
+        nodes: for each level the names of its nodes, indexed by their numbers; the last are the class names. () where
+            they are mere numbers.
     """
 
     paths: Ints
@@ -47,7 +48,7 @@ class Tree:
             raise ValueError(f"the levels of a tree must have different names, got {', '.join(self.levels)}")
         for depth, (level, names) in enumerate(zip(self.levels, self.nodes, strict=True)):
             numbers = self.paths[:, depth]
-            if len(numbers) and (numbers.min() < UNKNOWN or numbers.max() >= len(names)):
+            if names and len(numbers) and (numbers.min() < UNKNOWN or numbers.max() >= len(names)):
                 raise ValueError(
                     f"{level} must lie in 0..{len(names) - 1} (or {UNKNOWN}), got {numbers.min()}..{numbers.max()}"
                 )
@@ -62,14 +63,18 @@ class Tree:
         if strange.any():
             row = int(np.flatnonzero(strange)[0])
             ways = [self._words(known[i, :depth]) for i in (int(first[node[row]]), row)]
-            name = self.nodes[depth][known[row, depth]]
+            name = self._name(depth, int(known[row, depth]))
             raise ValueError(
                 f"{self.levels[depth]} {name!r} stands under {ways[0]} and under {ways[1]}; in a tree it has one place"
             )
 
     def _words(self, path: Ints) -> str:
-        names = (NAMELESS if n == UNKNOWN else self.nodes[depth][n] for depth, n in enumerate(path.tolist()))
-        return repr(" > ".join(names))
+        return repr(" > ".join(self._name(depth, n) for depth, n in enumerate(path.tolist())))
+
+    def _name(self, depth: int, node: int) -> str:
+        if node == UNKNOWN:
+            return NAMELESS
+        return self.nodes[depth][node] if self.nodes[depth] else str(node)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -77,6 +82,12 @@ class Tree:
     def select(self, positions: Ints) -> Tree:
         """Of the pictures at some positions, in that order."""
         return Tree(self.paths[positions], self.levels, self.nodes)
+
+    def with_labels(self, labels: Ints, class_names: Sequence[str]) -> Tree:
+        """With other numbers for the same classes."""
+        paths = self.paths.copy()
+        paths[:, -1] = labels
+        return Tree(paths, self.levels, (*self.nodes[:-1], tuple(class_names)))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; `from_dict` is the inverse."""
@@ -116,3 +127,25 @@ def tree_over_classes(
     of_class[:-1, :-1] = np.asarray(columns, dtype=np.int64).reshape(len(columns), -1).T
     of_class[:-1, -1] = np.arange(len(class_names))
     return Tree(of_class[labels], (*levels, finest), (*nodes, tuple(class_names)))
+
+
+def merged_trees(one: Tree, other: Tree) -> tuple[Tree, Tree]:
+    """Both with the same numbers for the same nodes, by name; those of the first come first.
+
+    Raises:
+        ValueError: they have other levels, or names on one side alone.
+    """
+    if one.levels != other.levels:
+        raise ValueError(f"one tree has the levels {', '.join(one.levels)}, the other {', '.join(other.levels)}")
+    if one.nodes == other.nodes:
+        return one, other
+    columns, nodes = [], []
+    for depth, (mine, theirs) in enumerate(zip(one.nodes, other.nodes, strict=True)):
+        if bool(mine) != bool(theirs):
+            raise ValueError(f"the nodes of the level {one.levels[depth]} have names in one tree and none in the other")
+        number = {name: i for i, name in enumerate(dict.fromkeys((*mine, *theirs)))}
+        # the last place is for UNKNOWN, which is -1
+        numbers = np.asarray([*(number[name] for name in theirs), UNKNOWN], dtype=np.int64)
+        columns.append(numbers[other.paths[:, depth]] if theirs else other.paths[:, depth])
+        nodes.append(tuple(number))
+    return Tree(one.paths, one.levels, tuple(nodes)), Tree(np.stack(columns, axis=1), one.levels, tuple(nodes))
