@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, FastAP, SmoothAP, SoftBinAP, SupAP
+from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, FastAP, Matryoshka, SmoothAP, SoftBinAP, SupAP
 
 try:
     from roadmap.losses.pml import RECIPES
@@ -57,6 +57,7 @@ CONTRACTS: dict[str, Contract] = {
     "FastAP with self": Contract(lambda: FastAP(bins=7, include_self=True)),
     "BlackBoxAP": Contract(BlackBoxAP),
     "BlackBoxAP, perturbed at random": Contract(lambda: BlackBoxAP(perturbation="random"), drawn_at_random=True),
+    "Matryoshka": Contract(lambda: Matryoshka(ROADMAP(), [2, 6], [0.5, 1]), not_zero_without_positives=NEGATIVES_COUNT),
 }
 EXCUSES: dict[str, Contract] = {
     name: Contract(lambda name=name: RECIPES[name](CLASSES, DIMENSIONS), no_gallery=OWN_WEIGHTS)  # type: ignore[misc]
@@ -71,6 +72,10 @@ for _name in ("contrastive_xbm", "contrastive_irt"):
     EXCUSES[_name] = Contract(RECIPES.get(_name, nn.Identity), not_zero_without_positives=NEGATIVES_COUNT)
 for _name in ("triplet_distance_weighted", "margin_distance_weighted"):
     EXCUSES[_name] = Contract(RECIPES.get(_name, nn.Identity), drawn_at_random=True)
+if RECIPES:
+    CONTRACTS["Matryoshka of proxies"] = Contract(
+        lambda: Matryoshka(lambda d: RECIPES["proxy_nca"](CLASSES, d), [2, 6]), no_gallery=OWN_WEIGHTS
+    )
 CONTRACTS |= {name: EXCUSES.get(name, Contract(make)) for name, make in RECIPES.items()}
 
 EVERY_LOSS = pytest.mark.parametrize("name", CONTRACTS)

@@ -15,7 +15,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from roadmap.kernels import both_run_on_triton
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, Distributed, FastAP, Memory, SmoothAP, SoftBinAP, SupAP
+from roadmap.losses import (
+    ROADMAP,
+    BlackBoxAP,
+    Calibration,
+    Distributed,
+    FastAP,
+    Matryoshka,
+    Memory,
+    SmoothAP,
+    SoftBinAP,
+    SupAP,
+)
 
 CLASSES, DIMENSIONS = 4, 5
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 0, 1, 1])  # 3 is alone
@@ -33,13 +44,17 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "softbinap": SoftBinAP,
     "blackboxap": BlackBoxAP,
     "blackboxap, random": lambda: BlackBoxAP(perturbation="random"),
+    "matryoshka": lambda: Matryoshka(ROADMAP(include_self=False), [2, 5, 3], [0.5, 1, 2]),
+    "matryoshka of fastap": lambda: Matryoshka(FastAP(), [2, 5]),
 }
-WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_nca", "proxy_nca_pp")
+PROXIES = "matryoshka of proxies"
+WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_nca", "proxy_nca_pp", PROXIES)
 try:
     from roadmap.losses.pml import RECIPES, PMLLoss
 
     for _name, _make in RECIPES.items():
         LOSSES[_name] = (lambda make=_make: make(CLASSES, DIMENSIONS)) if _name in WITHOUT_GALLERY else _make
+    LOSSES[PROXIES] = lambda: Matryoshka(lambda d: RECIPES["proxy_nca"](CLASSES, d), [2, 5])
     LOSSES["roadmap for the library"] = lambda: PMLLoss(ROADMAP())
 except ImportError:
     pass
@@ -241,6 +256,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "supap without self": {"warmup": 1, "repeats": False},
     "calibration": {"form": "added", "weight": 0.5},
     "fastap": {"repeats": False},
+    "matryoshka": {"repeats": False},
     "contrastive_xbm": {"repeats": False},
     "triplet_distance_weighted": {"weight": 0.5},
 }

@@ -44,10 +44,11 @@ def evaluate(
         Ties, typer.Option(help="Equal scores: against the query, or the mean over orders.")
     ] = Ties.pessimistic,
     levels: Annotated[
-        bool, typer.Option("--levels", help="By the tree of labels too: H-AP, ASI, NDCG, and each coarser level.")
-    ] = False,
+        bool | None,
+        typer.Option(help="By the tree of labels too: H-AP, ASI, NDCG, and each coarser level; or as its run did."),
+    ] = None,
     dims: Annotated[
-        str | None, typer.Option(help="With the first so many dimensions alone, too, such as 64,128.")
+        str | None, typer.Option(help="With the first so many dimensions alone, too, such as 64,128; or as its run.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write the values to this file as well.")] = None,
     page: Annotated[
@@ -86,7 +87,7 @@ def evaluate(
     roadmap evaluate runs/first --levels --dims 64,128
     """
     numbers = None if ks is None else _numbers(ks, "--ks")
-    more = {"levels": levels, "dims": () if dims is None else _numbers(dims, "--dims")}
+    more = {"levels": levels, "dims": None if dims is None else _numbers(dims, "--dims")}
     better = refinement_of(whiten, augment, expand, rerank)
     if _are_vectors(what, asked):
         _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 UNKNOWN = -1  # a level at which nobody knows where a picture stands; the class of one without a label, too
+WHO_HAS_ONE = (
+    "glyphs, cub, sop and inaturalist have one, folders in folders are one, and so are the columns category or "
+    "level_NAME of a table"
+)
 NAMELESS = "?"  # stands in the name of a node for a level above it that is not known
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from roadmap.config.settings import SettingError, Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.average import WeightAverage
-from roadmap.engine.comparing import BatchAndMemory, compare_of
+from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
@@ -25,6 +25,7 @@ from roadmap.engine.step import Parts
 from roadmap.engine.stopping import Signals
 from roadmap.evaluation import Evaluation
 from roadmap.hardware import in_layout
+from roadmap.losses import Matryoshka
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.models.batch_norm import share_statistics
@@ -90,7 +91,7 @@ class Job:
                 "squeeze": self.pictures.centre.squeeze,
                 "side": self.settings.data.side,
                 "recipe": self.settings.recipe,
-            }
+            } | self.pictures.measured
             save_checkpoint(self.run.best, self.kept, about)
         self.state.save(self.run.last)
 
@@ -125,13 +126,15 @@ def job_of(
     loss = _loss(settings, splits.train, model).to(fabric.device)
     optimizer = optimiser(model, loss, settings.optim, fused=fabric.device.type == "cuda" and scaler is None)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
-    pictures = Pictures(settings, model, fabric.device, display.quiet, ranks)
+    by_paths = bool(getattr(loss, "takes_paths", False))
+    pictures = Pictures(settings, model, fabric.device, display.quiet, ranks, levels=by_paths)
     others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
     if loss.state_dict():
         others["loss"] = loss
     compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
     if isinstance(compare, BatchAndMemory):
         others["memory"] = compare
+    comparing: Compare = ByPaths(compare, splits.train, settings.loss["name"]) if by_paths else compare
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     steps = settings.epochs * sampler.batches
     runnable = runnable_model(model, settings.hardware, fabric.device, steps)
@@ -141,7 +144,7 @@ def job_of(
         wrapped,
         wrapped_optimizer,
         passes_of(fabric, wrapped, settings.hardware.channels_last, settings.data.parts),
-        compare,
+        comparing,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
         ranks,
@@ -167,8 +170,20 @@ def _check_chunks(settings: Settings, model: nn.Module) -> None:
         )
 
 
+def check_dims(settings: Settings, model: Retriever) -> None:
+    if max(settings.dims, default=0) > model.dim:
+        raise SettingError("dims", f"dims={max(settings.dims)}: the model has {model.dim} dimensions; give fewer")
+
+
 def _loss(settings: Settings, train: Records, model: Retriever) -> nn.Module:
     """The loss of the settings; what only the run knows is filled in where its constructor asks for it."""
-    told = {"num_classes": len(np.unique(train.labels)), "embedding_size": model.dim}
-    asked = {name: told[name] for name in required_options(settings.loss["name"]) if name in told}
-    return named_loss(**(settings.loss | asked))
+    needed = required_options(settings.loss["name"])
+
+    def of_size(dim: int) -> nn.Module:
+        told = {"num_classes": len(np.unique(train.labels)), "embedding_size": dim}
+        return named_loss(**(settings.loss | {name: told[name] for name in needed if name in told}))
+
+    if not settings.dims:
+        return of_size(model.dim)
+    dims = sorted({*settings.dims, model.dim})
+    return Matryoshka(of_size if "embedding_size" in needed else of_size(model.dim), dims)

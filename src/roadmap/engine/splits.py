@@ -174,9 +174,9 @@ def judging(select: SelectSettings, splits: Splits) -> tuple[Records, str]:
     return splits.val, "validation"
 
 
-def check_metric(select: SelectSettings, splits: Splits) -> None:
-    """Said before an epoch is trained, not after."""
-    if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0])):
+def check_metric(select: SelectSettings, splits: Splits, **measured: Any) -> None:
+    """Said before an epoch is trained, not after; `measured` is what else an evaluation is told to measure."""
+    if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0], **measured)):
         return
     raise ValueError(
         f"select.metric={select.metric!r} is not measured here{did_you_mean(select.metric, known)} "

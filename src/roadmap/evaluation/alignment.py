@@ -12,7 +12,7 @@ from torch import Tensor
 
 from roadmap.config.settings import SettingError
 from roadmap.data import UNLABELLED, Tree
-from roadmap.data.trees import merged_trees
+from roadmap.data.trees import WHO_HAS_ONE, merged_trees
 from roadmap.embeddings import Embeddings
 
 
@@ -64,8 +64,7 @@ def aligned_trees(queries: Embeddings, gallery: Embeddings) -> tuple[Tree, Tree]
         whose = "the pictures have" if len(lacking) == 2 else verbs[lacking[0]]
         raise SettingError(
             "levels",
-            f"levels are those of a tree of labels, and {whose} none; glyphs, cub, sop and inaturalist have one, "
-            "folders in folders are one, and so are the columns category or level_NAME of a table",
+            f"levels are those of a tree of labels, and {whose} none; {WHO_HAS_ONE}",
         )
     try:
         return merged_trees(queries.tree, gallery.tree)

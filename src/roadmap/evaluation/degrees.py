@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from roadmap.config.settings import SettingError
+from roadmap.data import Records
 from roadmap.embeddings import Embeddings
 from roadmap.evaluation.alignment import aligned_trees
 from roadmap.evaluation.sides import Search
@@ -19,6 +21,14 @@ LEVEL_KS = (1,)
 COUNTS = ("queries", "queries_without_positives")
 
 Measures = tuple[dict[str, float], dict[str, Tensor]]
+
+
+def measured_on(pictures: Records | Embeddings | None, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what a run measures (`levels`, `dims`), what can be measured on these pictures: levels need a tree."""
+    found = {name: told[name] for name in ("levels", "dims") if name in told}
+    if isinstance(pictures, Records) and (pictures.tree is None or pictures.ground_truth):
+        found.pop("levels", None)
+    return found
 
 
 def graded_measures(search: Search, ties: Ties, memory: int, progress: bool | None) -> Measures:

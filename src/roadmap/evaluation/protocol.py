@@ -15,7 +15,7 @@ from roadmap.data import Pack, Records, Tree
 from roadmap.data.pictures.packing import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.evaluation.degrees import Measures, graded_measures, measures_by_dimensions
+from roadmap.evaluation.degrees import Measures, graded_measures, measured_on, measures_by_dimensions
 from roadmap.evaluation.evaluation import Evaluation
 from roadmap.evaluation.facts import class_count, facts_of_model, facts_of_vectors
 from roadmap.evaluation.neighbours import nearest_items
@@ -76,8 +76,8 @@ def evaluate(
     memory: int = MEMORY,
     progress: bool | None = None,
     refinement: Refinement | None = None,
-    levels: bool = False,
-    dims: Sequence[int] = (),
+    levels: bool | None = None,
+    dims: Sequence[int] | None = None,
 ) -> Evaluation:
     """What `roadmap evaluate` measures: R@k, mAP@R, mAP; or Easy, Medium and Hard of the revisited landmarks.
 
@@ -95,9 +95,14 @@ def evaluate(
         memory: bytes to work in.
         progress: show bars; None: where a person watches and it takes long.
         refinement: better answers from the same vectors, such as query expansion; what is measured is what they find.
-        levels: measure by the tree of labels too: H-AP, ASI, NDCG, and R@1 and mAP@R of each coarser level.
-        dims: measure with the first so many dimensions alone, too, such as (64, 128); named "64-d R@1" and so on.
+        levels: measure by the tree of labels too: H-AP, ASI, NDCG, and R@1 and mAP@R of each coarser level; None: where
+            the model's run did so.
+        dims: measure with the first so many dimensions alone, too, such as (64, 128), named "64-d R@1" and so on; None:
+            those that the model was trained for.
     """
+    told = measured_on(against, {} if isinstance(what, Embeddings) else what.about)
+    levels = bool(told.get("levels", False)) if levels is None else levels
+    dims = told.get("dims", ()) if dims is None else dims
     options: dict[str, Any] = {"ties": ties, "nearest": nearest, "memory": memory, "refinement": refinement}
     options |= {"levels": levels, "dims": dims}
     if isinstance(what, Embeddings):

@@ -8,6 +8,7 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
 from roadmap.losses.distributed import Distributed
+from roadmap.losses.matryoshka import Matryoshka
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
@@ -21,6 +22,7 @@ __all__ = [
     "Calibration",
     "Distributed",
     "FastAP",
+    "Matryoshka",
     "Memory",
     "SmoothAP",
     "SoftBinAP",

@@ -200,7 +200,7 @@ class Memory(nn.Module):
 
 
 def _form(loss: nn.Module, asked: Form) -> Form:
-    places = "own" in inspect.signature(loss.forward).parameters
+    places = getattr(loss, "takes_own", "own" in inspect.signature(loss.forward).parameters)
     if asked == "joined" and not places:
         raise ValueError(
             f"{type(loss).__name__} cannot tell a query from its own place in a gallery, so it takes no joined form; "
