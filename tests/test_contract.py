@@ -23,6 +23,7 @@ from roadmap.losses import (
     GradedNDCG,
     HierarchicalAP,
     HordeContrastive,
+    Matryoshka,
     SmoothAP,
     SoftBinAP,
     SphericalConstraint,
@@ -102,6 +103,7 @@ CONTRACTS: dict[str, Contract] = {
     "TripletSCT, semi-hard negatives": Contract(lambda: TripletSCT("shn")),
     "HordeContrastive": Contract(HordeContrastive, not_zero_without_positives=NEGATIVES_COUNT),
     "SphericalConstraint": Contract(lambda: SphericalConstraint(SupAP()), not_zero_without_positives=LENGTHS_COUNT),
+    "Matryoshka": Contract(lambda: Matryoshka(ROADMAP(), [2, 6], [0.5, 1]), not_zero_without_positives=NEGATIVES_COUNT),
 }
 EXCUSES: dict[str, Contract] = {
     name: Contract(lambda name=name: RECIPES[name](CLASSES, DIMENSIONS), no_gallery=OWN_WEIGHTS)  # type: ignore[misc]
@@ -116,6 +118,10 @@ for _name in ("contrastive_xbm", "contrastive_irt"):
     EXCUSES[_name] = Contract(RECIPES.get(_name, nn.Identity), not_zero_without_positives=NEGATIVES_COUNT)
 for _name in ("triplet_distance_weighted", "margin_distance_weighted"):
     EXCUSES[_name] = Contract(RECIPES.get(_name, nn.Identity), drawn_at_random=True)
+if RECIPES:
+    CONTRACTS["Matryoshka of proxies"] = Contract(
+        lambda: Matryoshka(lambda d: RECIPES["proxy_nca"](CLASSES, d), [2, 6]), no_gallery=OWN_WEIGHTS
+    )
 CONTRACTS |= {name: EXCUSES.get(name, Contract(make)) for name, make in RECIPES.items()}
 
 EVERY_LOSS = pytest.mark.parametrize("name", CONTRACTS)

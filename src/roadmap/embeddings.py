@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roadmap.atomic import whole_file
-from roadmap.data import UNLABELLED
+from roadmap.data import UNLABELLED, Tree
 
 # What the parts are called in files from elsewhere; ours come first.
 NAMES = {
@@ -28,6 +28,8 @@ NAMES = {
     "ids": ("ids", "names", "paths"),
     "class_names": ("class_names",),
     "about": ("about",),
+    "tree": ("tree",),
+    "tree_names": ("tree_names",),
 }
 NEEDED = ("vectors", "labels")
 
@@ -43,6 +45,7 @@ class Embeddings:
         class_names: class_names[i] names label i; () where labels are mere numbers.
         about: plain JSON values: "model" (its digest), "name", "crop", "precision", "dataset", "root" (the folder that
             ids are relative to), "skipped" (picture -> why it could not be embedded).
+        tree: where they stand in a tree of labels, whose finest level is `labels`; None where there is none.
     """
 
     vectors: Tensor
@@ -50,6 +53,7 @@ class Embeddings:
     ids: tuple[str, ...] | None = None
     class_names: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    tree: Tree | None = None
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not self.vectors.is_floating_point():
@@ -65,6 +69,8 @@ class Embeddings:
             raise ValueError(
                 f"ids must be {len(self.vectors)} distinct names, got {len(self.ids)}, {len(set(self.ids))} distinct"
             )
+        if self.tree is not None and not np.array_equal(self.tree.paths[:, -1], self.labels.cpu().numpy()):
+            raise ValueError("the finest level of the tree must be the labels, one path for each vector")
         self._check_classes()
 
     def _check_classes(self) -> None:
@@ -86,7 +92,8 @@ class Embeddings:
     def select(self, rows: Tensor) -> Embeddings:
         """Those of some rows (int64), in that order."""
         ids = None if self.ids is None else tuple(self.ids[i] for i in rows.tolist())
-        return dataclasses.replace(self, vectors=self.vectors[rows], labels=self.labels[rows], ids=ids)
+        tree = None if self.tree is None else self.tree.select(rows.cpu().numpy())
+        return dataclasses.replace(self, vectors=self.vectors[rows], labels=self.labels[rows], ids=ids, tree=tree)
 
     def save(self, path: str | Path) -> None:
         """Write a .npz or .safetensors file, whole or not at all."""
@@ -143,6 +150,7 @@ def _load_npz(path: Path) -> Embeddings:
         None if "ids" not in arrays else _strings(arrays["ids"]),
         class_names or _strings(arrays.get("class_names", np.array([], dtype=str))),
         _description(str(arrays["about"]) if "about" in arrays else None),
+        _tree(arrays.get("tree"), str(arrays["tree_names"]) if "tree_names" in arrays else None, path),
     )
 
 
@@ -153,7 +161,7 @@ def _load_safetensors(path: Path) -> Embeddings:
         with safe_open(path, framework="pt") as content:
             found: dict[str, Tensor] = {
                 part: content.get_tensor(name)
-                for part in NEEDED
+                for part in (*NEEDED, "tree")
                 if (name := _name_in(content.keys(), part, path)) is not None
             }
             texts = content.metadata() or {}
@@ -167,6 +175,7 @@ def _load_safetensors(path: Path) -> Embeddings:
         None if ids is None else tuple(json.loads(ids)),
         tuple(json.loads(texts.get("class_names", "[]"))),
         _description(texts.get("about")),
+        _tree(found["tree"].numpy() if "tree" in found else None, texts.get("tree_names"), path),
     )
 
 
@@ -181,6 +190,9 @@ def _save_npz(embeddings: Embeddings, path: Path) -> None:
         parts["class_names"] = np.array(embeddings.class_names, dtype=str)
     if embeddings.about:
         parts["about"] = np.array(json.dumps(dict(embeddings.about)), dtype=str)
+    if embeddings.tree is not None:
+        parts["tree"] = embeddings.tree.paths
+        parts["tree_names"] = np.array(_tree_names(embeddings.tree), dtype=str)
     with whole_file(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **parts)
 
@@ -195,6 +207,9 @@ def _save_safetensors(embeddings: Embeddings, path: Path) -> None:
         "about": dict(embeddings.about) or None,
     }
     metadata = {name: json.dumps(value) for name, value in texts.items() if value is not None}
+    if embeddings.tree is not None:
+        parts["tree"] = torch.from_numpy(embeddings.tree.paths)
+        metadata["tree_names"] = _tree_names(embeddings.tree)
     with whole_file(path) as temporary:
         save_file(parts, temporary, metadata=metadata or None)
 
@@ -243,6 +258,24 @@ def _numbered(labels: NDArray[Any], path: Path) -> tuple[Tensor, tuple[str, ...]
     if labels.dtype == np.uint64 and labels.size and labels.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{path}: labels must be below 2^63, got {labels.max()}")
     return torch.from_numpy(labels.astype(np.int64)), names
+
+
+def _tree_names(tree: Tree) -> str:
+    return json.dumps({"levels": tree.levels, "nodes": tree.nodes})
+
+
+def _tree(paths: NDArray[Any] | None, names: str | None, path: Path) -> Tree | None:
+    """(N, L) integers from the coarsest level to the label; those of somebody else have no names."""
+    if paths is None:
+        return None
+    if paths.ndim != 2 or paths.dtype.kind not in "iu":
+        raise ValueError(f"{path}: tree must hold integers of shape (N, levels), got {paths.dtype} {paths.shape}")
+    depth = paths.shape[1]
+    known = {"levels": [f"level {i + 1}" for i in range(depth)], "nodes": [()] * depth} if names is None else None
+    try:
+        return Tree(paths, **(known or json.loads(str(names))))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: its tree cannot be read: {error}") from error
 
 
 def _description(text: str | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from roadmap.losses import (
     Distributed,
     FastAP,
     HordeContrastive,
+    Matryoshka,
     Memory,
     SmoothAP,
     SoftBinAP,
@@ -49,13 +50,17 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "triplet_sct": TripletSCT,
     "contrastive_horde": HordeContrastive,
     "sec": lambda: SphericalConstraint(ROADMAP(), momentum=0.5),
+    "matryoshka": lambda: Matryoshka(ROADMAP(include_self=False), [2, 5, 3], [0.5, 1, 2]),
+    "matryoshka of fastap": lambda: Matryoshka(FastAP(), [2, 5]),
 }
-WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_gml", "proxy_nca", "proxy_nca_pp")
+PROXIES = "matryoshka of proxies"
+WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_gml", "proxy_nca", "proxy_nca_pp", PROXIES)
 try:
     from roadmap.losses.pml import RECIPES, PMLLoss
 
     for _name, _make in RECIPES.items():
         LOSSES[_name] = (lambda make=_make: make(CLASSES, DIMENSIONS)) if _name in WITHOUT_GALLERY else _make
+    LOSSES[PROXIES] = lambda: Matryoshka(lambda d: RECIPES["proxy_nca"](CLASSES, d), [2, 5])
     LOSSES["roadmap for the library"] = lambda: PMLLoss(ROADMAP())
 except ImportError:
     pass
@@ -257,6 +262,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "supap without self": {"warmup": 1, "repeats": False},
     "calibration": {"form": "added", "weight": 0.5},
     "fastap": {"repeats": False},
+    "matryoshka": {"repeats": False},
     "contrastive_xbm": {"repeats": False},
     "triplet_distance_weighted": {"weight": 0.5},
 }

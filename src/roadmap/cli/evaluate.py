@@ -43,6 +43,13 @@ def evaluate(
     ties: Annotated[
         Ties, typer.Option(help="Equal scores: against the query, or the mean over orders.")
     ] = Ties.pessimistic,
+    levels: Annotated[
+        bool | None,
+        typer.Option(help="By the tree of labels too: H-AP, ASI, NDCG, and each coarser level; or as its run did."),
+    ] = None,
+    dims: Annotated[
+        str | None, typer.Option(help="With the first so many dimensions alone, too, such as 64,128; or as its run.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write the values to this file as well.")] = None,
     page: Annotated[
         Path | None, typer.Option(help="Of a model: write an HTML page with queries and what they retrieve.")
@@ -76,19 +83,22 @@ def evaluate(
     roadmap evaluate vit_small_patch14_dinov2 --data cub --root CUB_200_2011
 
     roadmap evaluate runs/first --flip --expand 10 --rerank 100
+
+    roadmap evaluate runs/first --levels --dims 64,128
     """
-    numbers = None if ks is None else _numbers(ks)
+    numbers = None if ks is None else _numbers(ks, "--ks")
+    more = {"levels": levels, "dims": None if dims is None else _numbers(dims, "--dims")}
     better = refinement_of(whiten, augment, expand, rerank)
     if _are_vectors(what, asked):
         _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")
         result = _of_vectors(
-            Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB"), better()
+            Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB"), better(), more
         )
         show = None
     else:
         of_vectors = {"gallery": gallery, "revisited": revisited, "memory": memory}
         _refuse(of_vectors, f"{what} is a model, and its dataset says what searches in what")
-        result, show = _of_model(what, asked, numbers, ties.value, page is not None, better)
+        result, show = _of_model(what, asked, numbers, ties.value, page is not None, better, more)
     from roadmap.report.text import metrics_table
 
     say([metrics_table(result)])
@@ -103,7 +113,13 @@ def evaluate(
 
 
 def _of_model(
-    what: str, asked: Asked, ks: tuple[int, ...] | None, ties: Any, paged: bool, better: Callable[[], Refinement]
+    what: str,
+    asked: Asked,
+    ks: tuple[int, ...] | None,
+    ties: Any,
+    paged: bool,
+    better: Callable[[], Refinement],
+    more: Mapping[str, Any],
 ) -> tuple[Evaluation, Callable[[Path], None] | None]:
     """The evaluation, and what writes its page; landmarks have none."""
     encoder = asked.encoder(what)
@@ -122,7 +138,7 @@ def _of_model(
     began = time.monotonic()
     ks = recall_ks(asked.data or encoder.data or "") if ks is None else ks
     result = evaluation_of(
-        encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged, refinement=better()
+        encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged, refinement=better(), **more
     )
     about = result.facts["data"]
     say(rate(about["queries"] + (about["gallery"] or 0), time.monotonic() - began, about["skipped"]))
@@ -144,6 +160,7 @@ def _of_vectors(
     revisited: Path | None,
     memory: int,
     better: Refinement,
+    more: Mapping[str, Any],
 ) -> Evaluation:
     if revisited is not None and gallery is None:
         raise ValueError("--revisited needs --gallery: the queries are not among the database images")
@@ -156,7 +173,9 @@ def _of_vectors(
     queries = Embeddings.load(path).to(place)
     items = None if gallery is None else Embeddings.load(gallery).to(place)
     truth = None if revisited is None else load_ground_truth(revisited)
-    found = evaluation_of(queries, items, ks=ks, ties=ties, truth=truth, memory=memory, nearest=0, refinement=better)
+    found = evaluation_of(
+        queries, items, ks=ks, ties=ties, truth=truth, memory=memory, nearest=0, refinement=better, **more
+    )
     files = {"embeddings": str(path), "gallery": None if gallery is None else str(gallery)}
     title = f"{path.name}: {found.title.rpartition(': ')[2]}"
     return dataclasses.replace(found, facts={**found.facts, **files, "title": title})
@@ -179,11 +198,13 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
         raise ValueError(f"{', '.join(names)} cannot be used: {why}; leave {'it' if len(names) == 1 else 'them'} out")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ValueError(f"--ks must be whole numbers with commas between, such as 1,10,100, got {text!r}") from None
+        raise ValueError(
+            f"{option} must be whole numbers with commas between, such as 1,10,100, got {text!r}"
+        ) from None
 
 
 def _bytes(text: str) -> int:

@@ -253,6 +253,8 @@ class Settings:
         loss: its name ("roadmap", "supap", ...) under "name", and what its constructor takes.
         auxiliary: what is minimised beside it, with weights of its own: its name ("mic", ...; "none" for nothing) under
             "name", and what its constructor takes.
+        dims: for vectors that can be cut (Matryoshka): the loss is also that of the first so many dimensions, each of
+            them added, and so are the metrics; [] for whole vectors alone.
         epochs: passes over the training pictures; "auto": fewer, the more pictures there are.
         seed: of weights, batches and crops.
         checkpoint_minutes: least time between two saved states, looked at after each epoch; 0 saves every epoch.
@@ -266,6 +268,7 @@ class Settings:
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "roadmap"})
     auxiliary: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     memory: MemorySettings = field(default_factory=MemorySettings)
+    dims: list[int] = setting([], limits.DIMENSIONS)  # noqa: RUF009
     optim: OptimSettings = field(
         default_factory=lambda: OptimSettings(lr=AUTO, schedule="cosine", warmup=0.5)  # type: ignore[arg-type]
     )

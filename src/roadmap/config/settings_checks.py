@@ -29,6 +29,7 @@ BELOW_1: Limit = (lambda v: 0 <= v < 1, "be at least 0 and below 1")
 SHARE: Limit = (lambda v: 0 <= v <= 1, "lie in 0..1")
 INSIDE: Limit = (lambda v: 0 < v < 1, "lie strictly between 0 and 1")
 RANGE: Limit = (lambda v: len(v) == 2 and 0 < v[0] <= v[1], "be two numbers, 0 < low <= high")
+DIMENSIONS: Limit = (lambda v: all(d >= 1 for d in v) and len(set(v)) == len(v), "be different numbers of at least 1")
 SHARES: Limit = (lambda v: RANGE[0](v) and v[1] <= 1, "be two numbers, 0 < low <= high <= 1")
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from roadmap.data.pictures.policy import pack_for as pack_for
     from roadmap.data.records import UNLABELLED as UNLABELLED
     from roadmap.data.records import Records as Records
+    from roadmap.data.trees import Tree as Tree
 
 _HOMES = {
     "batches.chunks": ("ChunkedBatch",),
@@ -51,6 +52,7 @@ _HOMES = {
     "pictures.packs": ("Pack", "PackError", "drawn_pack", "fresh_pack", "pack_folder", "picture_key"),
     "pictures.policy": ("needed_side", "pack_for"),
     "records": ("UNLABELLED", "Records"),
+    "trees": ("Tree",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from roadmap.atomic import whole_file
 from roadmap.data.drawing import drawn_classes, drawn_pictures
+from roadmap.data.trees import Tree
 
 UNLABELLED = -1
 SPLITS = ("train", "val", "test", "query", "gallery")
@@ -52,6 +53,7 @@ class Records:
         splits: (N,) of "train", "val", "test", "query", "gallery"; or None when no split is given.
         ground_truth: for revisited landmarks one dict per query: "easy", "hard", "junk" -> gallery positions.
         notes: decisions of the reader that a person should hear about.
+        tree: what stands above the classes, level by level (script over character); or None.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Records:
     splits: NDArray[np.str_] | None = None
     ground_truth: tuple[Mapping[str, Ints], ...] = ()
     notes: tuple[str, ...] = ()
+    tree: Tree | None = None
 
     def __post_init__(self) -> None:
         freeze = object.__setattr__
@@ -103,6 +106,8 @@ class Records:
                 raise ValueError(f"two {field} are called {twice[0]!r}; a name stands for one of them")
         if self.splits is not None and (unknown := set(self.splits.tolist()) - set(SPLITS)):
             raise ValueError(f"unknown splits {sorted(unknown)}; allowed are {', '.join(SPLITS)}")
+        if self.tree is not None and not np.array_equal(self.tree.paths[:, -1], self.labels):
+            raise ValueError("the finest level of the tree must be the labels, one path for each picture")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -131,6 +136,7 @@ class Records:
             categories=None if self.categories is None else self.categories[positions],
             boxes=None if self.boxes is None else self.boxes[positions],
             splits=None if self.splits is None else self.splits[positions],
+            tree=None if self.tree is None else self.tree.select(positions),
         )
 
     def split_names(self) -> tuple[str, ...]:
@@ -224,13 +230,15 @@ class Records:
         """Plain values, ready for JSON; `from_dict` is the inverse."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["root"] = str(self.root)
+        fields["tree"] = None if self.tree is None else self.tree.as_dict()
         fields["ground_truth"] = [{k: v.tolist() for k, v in query.items()} for query in self.ground_truth]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Records:
-        """The Records that `as_dict` described."""
+        """The Records that `as_dict` described, in this version or one before there were trees."""
         fields = dict(values)
+        fields["tree"] = None if fields.get("tree") is None else Tree.from_dict(fields["tree"])
         for name in ("paths", "class_names", "category_names", "notes"):
             fields[name] = tuple(fields.get(name, ()))
         fields["ground_truth"] = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -195,7 +196,7 @@ class Encoder:
             found = embeddings_of(self.model, batches, autocast, progress, self.flip, self.ranks)
         skipped = {name: why for part in self.ranks.from_all(batches.skipped) for name, why in part.items()}
         origin = {"dataset": pictures.name, "root": str(pictures.root.resolve()), "skipped": skipped}
-        return Embeddings(found.vectors, found.labels, found.ids, found.class_names, self.description() | origin)
+        return dataclasses.replace(found, about=self.description() | origin)
 
     def _embed_images(self, images: Sequence[Image.Image], progress: bool | None) -> Embeddings:
         batches = image_batches(images, self.crop, self.side, self.batch, self.device)

@@ -48,7 +48,8 @@ def embeddings_of(
     labels = torch.from_numpy(records.labels)[place.cpu()]
     # a list that names a picture twice has no distinct names to offer
     distinct = names if len(set(names)) == len(names) else None
-    return Embeddings(vectors, labels.to(place.device), distinct, records.class_names)
+    tree = None if records.tree is None else records.tree.select(place.cpu().numpy())
+    return Embeddings(vectors, labels.to(place.device), distinct, records.class_names, tree=tree)
 
 
 def vectors_of_all(found: tuple[Tensor, Tensor] | None, model: nn.Module, ranks: Ranks) -> tuple[Tensor, Tensor] | None:

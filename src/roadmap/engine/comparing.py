@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from roadmap.config.settings import MemorySettings, SettingError
+from roadmap.data import Records, Tree
+from roadmap.data.trees import WHO_HAS_ONE
 from roadmap.losses import Distributed, Memory
 
 
 class Compare(Protocol):
-    """Embeddings (B, D), labels (B,) and pictures (B,) of a batch -> the loss, a scalar.
+    """Embeddings (B, D), labels (B,) and pictures (B,) of a batch -> the loss, a scalar. A loss that `takes_paths` has
+    the (B, L) way of each picture through a tree of labels in the place of labels.
 
     What else the batch is compared with (the rest of a larger one, a memory of earlier ones) is the object's own; if
     it changes during training, the object says so by `state_dict`, and the run's state holds it.
@@ -49,6 +53,32 @@ class BatchAndMemory:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.memory.ring.load_state_dict(state_dict)
+
+
+class ByPaths:
+    """Hands the loss the way of each picture through the tree of labels, (B, L), where it had its label, (B,).
+
+    Args:
+        compare: with a loss that `takes_paths`.
+        train: the training pictures, which `pictures` counts in.
+        loss: its name, for errors.
+    """
+
+    def __init__(self, compare: Compare, train: Records, loss: str) -> None:
+        self.compare, self.paths = compare, torch.from_numpy(tree_of(train, loss).paths)
+
+    def __call__(self, embeddings: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
+        self.paths = self.paths.to(pictures.device)  # once
+        return self.compare(embeddings, self.paths[pictures].to(labels.device), pictures)
+
+
+def tree_of(train: Records, loss: str) -> Tree:
+    """The tree of the training pictures, which a loss asks for."""
+    if train.tree is None:
+        raise SettingError(
+            "loss", f"loss={loss} compares by a tree of labels, and {train.name} has none; {WHO_HAS_ONE}"
+        )
+    return train.tree
 
 
 def compare_of(

@@ -15,7 +15,7 @@ from roadmap.config.settings import SettingError, Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.auxiliary import Auxiliary, Constructor, auxiliary_of
 from roadmap.engine.average import WeightAverage
-from roadmap.engine.comparing import BatchAndMemory, compare_of
+from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of
 from roadmap.engine.display import Display
 from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
@@ -28,6 +28,7 @@ from roadmap.engine.step import Parts
 from roadmap.engine.stopping import Signals
 from roadmap.evaluation import Evaluation
 from roadmap.hardware import in_layout
+from roadmap.losses import Matryoshka
 from roadmap.losses.named import named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.models.batch_norm import share_statistics
@@ -103,7 +104,7 @@ class Job:
                 "squeeze": self.pictures.centre.squeeze,
                 "side": self.settings.data.side,
                 "recipe": self.settings.recipe,
-            }
+            } | self.pictures.measured
             save_checkpoint(self.run.best, self.kept, about)
         self.state.save(self.run.last)
 
@@ -143,12 +144,14 @@ def job_of(
             part.to(fabric.device)
     optimizer = optimiser(model, loss, settings.optim, fabric.device.type == "cuda" and scaler is None, beside)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
-    pictures = Pictures(settings, model, fabric.device, display.quiet, ranks)
+    by_paths = bool(getattr(loss, "takes_paths", False))
+    pictures = Pictures(settings, model, fabric.device, display.quiet, ranks, levels=by_paths)
     compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
     others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
     others |= _holding({"loss": loss, "auxiliary": beside})
     if isinstance(compare, BatchAndMemory):
         others["memory"] = compare
+    comparing: Compare = ByPaths(compare, splits.train, settings.loss["name"]) if by_paths else compare
     state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
     runnable = runnable_model(model, settings.hardware, fabric.device, settings.epochs * sampler.batches)
     wrapped, wrapped_optimizer = fabric.setup(runnable, optimizer)
@@ -157,7 +160,7 @@ def job_of(
         wrapped,
         wrapped_optimizer,
         passes_of(fabric, wrapped, settings.hardware.channels_last, settings.data.parts, beside is not None),
-        compare,
+        comparing,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
         ranks,
@@ -190,6 +193,11 @@ def _holding(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
     return {name: module for name, module in modules.items() if module is not None and module.state_dict()}
 
 
+def check_dims(settings: Settings, model: Retriever) -> None:
+    if max(settings.dims, default=0) > model.dim:
+        raise SettingError("dims", f"dims={max(settings.dims)}: the model has {model.dim} dimensions; give fewer")
+
+
 def _told(train: Records, model: Retriever) -> dict[str, int | None]:
     """What only the run knows."""
     classes = len(np.unique(train.labels))
@@ -203,5 +211,15 @@ def _told(train: Records, model: Retriever) -> dict[str, int | None]:
 
 def _loss(settings: Settings, told: dict[str, int | None]) -> nn.Module:
     """The loss of the settings; what only the run knows is filled in where its constructor asks for it."""
-    asked = {name: told[name] for name in required_options(settings.loss["name"]) if name in told}
-    return named_loss(**(settings.loss | asked))
+    needed = required_options(settings.loss["name"])
+
+    def of_size(dim: int) -> nn.Module:
+        known = told | {"embedding_size": dim}
+        return named_loss(**(settings.loss | {name: known[name] for name in needed if name in known}))
+
+    whole = told["embedding_size"]
+    assert whole is not None
+    if not settings.dims:
+        return of_size(whole)
+    dims = sorted({*settings.dims, whole})
+    return Matryoshka(of_size if "embedding_size" in needed else of_size(whole), dims)

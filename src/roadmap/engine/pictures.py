@@ -24,7 +24,7 @@ from roadmap.data import (
 from roadmap.data.pictures.packing import OnError
 from roadmap.encoder import Encoder, centre_crop
 from roadmap.encoder.vectors import vectors_of, vectors_of_all
-from roadmap.evaluation import Evaluation, evaluate
+from roadmap.evaluation import Evaluation, evaluate, measured_on
 from roadmap.features import Features
 from roadmap.hardware import autocast_of, repeatable, workers_of
 from roadmap.models import Retriever
@@ -45,14 +45,23 @@ class Pictures:
         device: where they are delivered.
         quiet: show no bars.
         ranks: the processes that share them.
+        levels: measure by the tree of labels too.
 
     Attributes:
         skipped: path -> reason, of pictures that could not be decoded, in training and evaluation.
     """
 
     def __init__(
-        self, settings: Settings, model: Retriever, device: torch.device, quiet: bool = False, ranks: Ranks = ALONE
+        self,
+        settings: Settings,
+        model: Retriever,
+        device: torch.device,
+        quiet: bool = False,
+        ranks: Ranks = ALONE,
+        levels: bool = False,
     ) -> None:
+        # told to later evaluations by the checkpoint
+        self.measured = ({"levels": True} if levels else {}) | ({"dims": settings.dims} if settings.dims else {})
         self.settings, self.device, self.quiet, self.ranks = settings, device, quiet, ranks
         data = settings.data
         low, high = data.scale
@@ -116,6 +125,7 @@ class Pictures:
             on_error=on_error_of(self.settings.data),
             nearest=nearest,
             progress=False if self.quiet else None,
+            **measured_on(records, self.measured),
         )
         self.skipped.update(found.facts["data"]["skipped"])
         return found

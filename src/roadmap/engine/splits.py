@@ -102,7 +102,8 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
     # numbered without gaps, for losses that have weights per class
     names, labels = np.unique(train.labels, return_inverse=True)
     named = tuple(train.class_names[i] for i in names) if train.class_names else ()
-    train = dataclasses.replace(train, labels=labels, class_names=named)
+    tree = None if train.tree is None else train.tree.with_labels(labels, named)
+    train = dataclasses.replace(train, labels=labels, class_names=named, tree=tree)
     val = _as_test(teaching.split("val")) if select.by == "held_out" else None
     tests = tuple(_test_records(dataset(name, root)) for name, root in data.test_sets.items())
     if not tests and {"test", "query"} & set(records.split_names()):
@@ -173,9 +174,9 @@ def judging(select: SelectSettings, splits: Splits) -> tuple[Records, str]:
     return splits.val, "validation"
 
 
-def check_metric(select: SelectSettings, splits: Splits) -> None:
-    """Said before an epoch is trained, not after."""
-    if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0])):
+def check_metric(select: SelectSettings, splits: Splits, **measured: Any) -> None:
+    """Said before an epoch is trained, not after; `measured` is what else an evaluation is told to measure."""
+    if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0], **measured)):
         return
     raise ValueError(
         f"select.metric={select.metric!r} is not measured here{did_you_mean(select.metric, known)} "

@@ -15,10 +15,11 @@ from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
 from roadmap.engine.auto import resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
+from roadmap.engine.comparing import tree_of
 from roadmap.engine.display import Display
 from roadmap.engine.faults import explain_failures
 from roadmap.engine.hardware import engine_of
-from roadmap.engine.job import Job, job_of
+from roadmap.engine.job import Job, check_dims, job_of
 from roadmap.engine.joining import Place, hardware_at, place_here, ranks_at
 from roadmap.engine.launching import launch
 from roadmap.engine.loop import train
@@ -28,6 +29,7 @@ from roadmap.engine.retrievals import show_retrievals
 from roadmap.engine.splits import Roster, Splits, check_metric, division_of, records_of, sampler_of, splits_of
 from roadmap.engine.stopping import Signals
 from roadmap.engine.watch import NonFiniteError
+from roadmap.losses.named import constructor
 from roadmap.models import retriever
 from roadmap.ranks import Ranks
 from roadmap.runs import Run
@@ -76,7 +78,10 @@ def _new_job(
     if auxiliary is not None:  # for the record
         settings = dataclasses.replace(settings, auxiliary={"name": name_of(auxiliary)})
     splits = splits_of(records, settings.data, settings.select)
-    check_metric(settings.select, splits)
+    by_paths = bool(getattr(constructor(settings.loss["name"]), "takes_paths", False))
+    if by_paths:
+        tree_of(splits.train, settings.loss["name"])  # or says that there is none
+    check_metric(settings.select, splits, levels=by_paths, dims=settings.dims)
     _check_pictures(splits, ranks)
     # batches that cannot be made leave no folder behind
     sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
@@ -84,6 +89,7 @@ def _new_job(
     torch.manual_seed(settings.seed)
     with ranks.turns():  # one fetches the weights
         model = retriever(settings.model, settings.data.image)
+    check_dims(settings, model)
     with signals.later():
         run = Run.create(settings) if ranks.first else None
         run = run or Run(Path(settings.run or settings.out), writes=False)

@@ -6,7 +6,8 @@ evaluate(Embeddings.load("vectors.npz"))                    # saved vectors amon
 evaluate(queries, gallery)                                  # or against others
 """
 
+from roadmap.evaluation.degrees import measured_on
 from roadmap.evaluation.evaluation import Evaluation
 from roadmap.evaluation.protocol import evaluate, merits, recall_ks, records_of_split, records_to_search
 
-__all__ = ["Evaluation", "evaluate", "merits", "recall_ks", "records_of_split", "records_to_search"]
+__all__ = ["Evaluation", "evaluate", "measured_on", "merits", "recall_ks", "records_of_split", "records_to_search"]

@@ -10,7 +10,9 @@ from pathlib import PurePath
 import torch
 from torch import Tensor
 
-from roadmap.data import UNLABELLED
+from roadmap.config.settings import SettingError
+from roadmap.data import UNLABELLED, Tree
+from roadmap.data.trees import WHO_HAS_ONE, merged_trees
 from roadmap.embeddings import Embeddings
 
 
@@ -40,10 +42,34 @@ def aligned(queries: Embeddings, gallery: Embeddings) -> tuple[Embeddings, Embed
     numbers = torch.tensor([*(number[name] for name in gallery.class_names), UNLABELLED])
     labels = numbers.to(gallery.labels.device)[gallery.labels]
     names = tuple(number)
+    trees = [
+        None if tree is None else tree.with_labels(of.cpu().numpy(), names)
+        for tree, of in ((queries.tree, queries.labels), (gallery.tree, labels))
+    ]
     return (
-        dataclasses.replace(queries, class_names=names),
-        dataclasses.replace(gallery, labels=labels, class_names=names),
+        dataclasses.replace(queries, class_names=names, tree=trees[0]),
+        dataclasses.replace(gallery, labels=labels, class_names=names, tree=trees[1]),
     )
+
+
+def aligned_trees(queries: Embeddings, gallery: Embeddings) -> tuple[Tree, Tree]:
+    """The trees of both, with the same numbers for the same nodes.
+
+    Raises:
+        SettingError: one has none, or they are of other levels.
+    """
+    lacking = [side for side, of in (("queries", queries), ("gallery", gallery)) if of.tree is None]
+    if queries.tree is None or gallery.tree is None:
+        verbs = {"queries": "the queries have", "gallery": "the gallery has"}
+        whose = "the pictures have" if len(lacking) == 2 else verbs[lacking[0]]
+        raise SettingError(
+            "levels",
+            f"levels are those of a tree of labels, and {whose} none; {WHO_HAS_ONE}",
+        )
+    try:
+        return merged_trees(queries.tree, gallery.tree)
+    except ValueError as error:
+        raise SettingError("levels", f"levels of queries and gallery cannot be compared: {error}") from error
 
 
 def _check_models(queries: Embeddings, gallery: Embeddings) -> None:

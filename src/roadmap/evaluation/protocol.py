@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from roadmap.config.settings import SettingError
-from roadmap.data import Pack, Records
+from roadmap.data import Pack, Records, Tree
 from roadmap.data.pictures.packing import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
+from roadmap.evaluation.degrees import Measures, graded_measures, measured_on, measures_by_dimensions
 from roadmap.evaluation.evaluation import Evaluation
 from roadmap.evaluation.facts import class_count, facts_of_model, facts_of_vectors
 from roadmap.evaluation.neighbours import nearest_items
@@ -43,14 +44,22 @@ def recall_ks(dataset: str) -> tuple[int, ...]:
     return KS.get(dataset, KS["cub"])
 
 
-def merits(records: Records, ks: Sequence[int] | None = None) -> tuple[str, ...]:
+def merits(
+    records: Records, ks: Sequence[int] | None = None, levels: bool = False, dims: Sequence[int] = ()
+) -> tuple[str, ...]:
     """The names of what `evaluate` will measure and of which more is better; nothing is embedded for it."""
-    two = Embeddings(torch.eye(2), torch.zeros(2, dtype=torch.int64))
+    wide, tree = max((2, *dims)) + 1, None
+    if levels and records.tree is not None:
+        nodes = ((),) * len(records.tree.levels)
+        tree = Tree(np.zeros((2, len(nodes)), dtype=np.int64), records.tree.levels, nodes)
+    two = Embeddings(torch.eye(2, wide), torch.zeros(2, dtype=torch.int64), tree=tree)
+    more: dict[str, Any] = {"levels": tree is not None, "dims": dims}
     truth = None
     if records.ground_truth:
         none, first = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
         truth = GroundTruth((first,) * 2, (none,) * 2, (none,) * 2)
-    names = evaluate(two, two, ks=recall_ks(records.name) if ks is None else ks, truth=truth, nearest=0).metrics
+    ks = recall_ks(records.name) if ks is None else ks
+    names = evaluate(two, two, ks=ks, truth=truth, nearest=0, **more).metrics
     return tuple(name for name in names if not name.endswith(NO_MERIT))
 
 
@@ -67,6 +76,8 @@ def evaluate(
     memory: int = MEMORY,
     progress: bool | None = None,
     refinement: Refinement | None = None,
+    levels: bool | None = None,
+    dims: Sequence[int] | None = None,
 ) -> Evaluation:
     """What `roadmap evaluate` measures: R@k, mAP@R, mAP; or Easy, Medium and Hard of the revisited landmarks.
 
@@ -84,8 +95,16 @@ def evaluate(
         memory: bytes to work in.
         progress: show bars; None: where a person watches and it takes long.
         refinement: better answers from the same vectors, such as query expansion; what is measured is what they find.
+        levels: measure by the tree of labels too: H-AP, ASI, NDCG, and R@1 and mAP@R of each coarser level; None: where
+            the model's run did so.
+        dims: measure with the first so many dimensions alone, too, such as (64, 128), named "64-d R@1" and so on; None:
+            those that the model was trained for.
     """
+    told = measured_on(against, {} if isinstance(what, Embeddings) else what.about)
+    levels = bool(told.get("levels", False)) if levels is None else levels
+    dims = told.get("dims", ()) if dims is None else dims
     options: dict[str, Any] = {"ties": ties, "nearest": nearest, "memory": memory, "refinement": refinement}
+    options |= {"levels": levels, "dims": dims}
     if isinstance(what, Embeddings):
         if isinstance(against, Records):
             raise TypeError("embeddings are searched in embeddings; to search in Records, give an Encoder")
@@ -109,6 +128,8 @@ def evaluate(
     found = _of_embeddings(parts[0], parts[1] if len(parts) > 1 else None, ks, truth, progress=False, **options)
     notes = (*records.notes, *found.facts["notes"])
     facts = facts_of_model(what, records, parts, pack, None if records.ground_truth else ks, ties, notes)
+    facts["settings"] |= {"levels": True} if levels else {}
+    facts["settings"] |= {"dims": list(dims)} if dims else {}
     return dataclasses.replace(found, facts=facts)
 
 
@@ -161,26 +182,28 @@ def _of_embeddings(
     memory: int,
     progress: bool | None,
     refinement: Refinement | None,
+    levels: bool = False,
+    dims: Sequence[int] = (),
 ) -> Evaluation:
     search = search_of(queries, gallery, truth)
     if refinement:
         search = search_after(search, refinement)
-    if refinement and refinement.rerank:
-        if truth is not None:
-            raise SettingError("rerank", "rerank=N is not for landmarks, whose answers are easy, hard or junk")
-        ranking = Reranking(search.queries.vectors, search.gallery.vectors, search.own, refinement.rerank)
-        metrics, values = ranking.measures(*search.classes, ks, ties, memory)
-        places, scores = ranking.first(nearest)
-    else:
-        if truth is None:
-            metrics, values = _measures(search, ks, ties, memory, progress)
-        else:
-            metrics, values = _revisited(search.queries, search.gallery, truth)
-        places, scores = _neighbours(search, None if truth else search.classes, nearest, ties)
+    metrics, values, places, scores = _answers(search, ks, truth, ties, nearest, memory, progress, refinement)
+    if levels:
+        _check_levels(truth, refinement)
+        graded = graded_measures(search, ties, memory, progress)
+        metrics, values = metrics | graded[0], values | graded[1]
+
+    def merits_of(some: Embeddings, others: Embeddings | None) -> Measures:
+        found = _of_embeddings(some, others, ks, truth, ties, 0, memory, progress, refinement)
+        told = [name for name in found.metrics if not name.endswith(NO_MERIT)]
+        return {name: found.metrics[name] for name in told}, {name: found.per_query[name] for name in told}
+
+    fewer = measures_by_dimensions(dims, queries, gallery, merits_of)
     asked, held = search.queries, search.gallery
     return Evaluation(
-        metrics,
-        values,
+        metrics | fewer[0],
+        values | fewer[1],
         asked.labels.cpu(),
         _positives(*search.classes, search.own),
         asked.ids,
@@ -191,6 +214,36 @@ def _of_embeddings(
         held.ids,
         facts_of_vectors(asked, None if search.alone else held, ties, search.notes),
     )
+
+
+def _check_levels(truth: GroundTruth | None, refinement: Refinement | None) -> None:
+    if truth is not None:
+        raise SettingError("levels", "levels are not for landmarks, whose answers are easy, hard or junk")
+    if refinement and refinement.rerank:
+        raise SettingError("levels", "levels are ranked by cosines; leave rerank out")
+
+
+def _answers(
+    search: Search,
+    ks: Sequence[int],
+    truth: GroundTruth | None,
+    ties: Ties,
+    nearest: int,
+    memory: int,
+    progress: bool | None,
+    refinement: Refinement | None,
+) -> tuple[dict[str, float], dict[str, Tensor], Tensor, Tensor]:
+    """Means, the values of every query, and the places and scores of the nearest."""
+    if refinement and refinement.rerank:
+        if truth is not None:
+            raise SettingError("rerank", "rerank=N is not for landmarks, whose answers are easy, hard or junk")
+        ranking = Reranking(search.queries.vectors, search.gallery.vectors, search.own, refinement.rerank)
+        return *ranking.measures(*search.classes, ks, ties, memory), *ranking.first(nearest)
+    if truth is None:
+        found = _measures(search, ks, ties, memory, progress)
+    else:
+        found = _revisited(search.queries, search.gallery, truth)
+    return *found, *_neighbours(search, None if truth else search.classes, nearest, ties)
 
 
 def _measures(

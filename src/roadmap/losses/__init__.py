@@ -13,6 +13,7 @@ from roadmap.losses.happier import HAPPIER
 from roadmap.losses.hierarchical_ap import HierarchicalAP, h_ap, hierarchicalap
 from roadmap.losses.high_order import HORDE
 from roadmap.losses.horde_contrastive import HordeContrastive
+from roadmap.losses.matryoshka import Matryoshka
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
 from roadmap.losses.roadmap import ROADMAP
@@ -33,6 +34,7 @@ __all__ = [
     "GradedNDCG",
     "HierarchicalAP",
     "HordeContrastive",
+    "Matryoshka",
     "Memory",
     "SmoothAP",
     "SoftBinAP",

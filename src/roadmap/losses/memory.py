@@ -202,8 +202,8 @@ class Memory(nn.Module):
 
 
 def _form(loss: nn.Module, asked: Form) -> Form:
-    compared: nn.Module = getattr(loss, "compared", loss)
-    places = "own" in inspect.signature(compared.forward).parameters
+    inside: nn.Module = getattr(loss, "compared", loss)
+    places = getattr(inside, "takes_own", "own" in inspect.signature(inside.forward).parameters)
     if asked == "joined" and not places:
         raise ValueError(
             f"{type(loss).__name__} cannot tell a query from its own place in a gallery, so it takes no joined form; "

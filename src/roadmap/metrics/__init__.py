@@ -2,6 +2,7 @@
 
 from roadmap.metrics.counted import average_precision
 from roadmap.metrics.decomposability import DecomposabilityGap, mean_decomposability_gap
+from roadmap.metrics.graded import graded_metrics
 from roadmap.metrics.ranking import retrieval_metrics
 from roadmap.metrics.revisited import (
     GroundTruth,
@@ -15,6 +16,7 @@ __all__ = [
     "DecomposabilityGap",
     "GroundTruth",
     "average_precision",
+    "graded_metrics",
     "load_ground_truth",
     "mean_decomposability_gap",
     "retrieval_metrics",

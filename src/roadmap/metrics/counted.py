@@ -115,30 +115,30 @@ def average_precision_of(counts: PositiveCounts, ties: Ties) -> Tensor:
     """AP of Eq 1: the mean of rank+ / rank over the positives; H(0) = 1 unless the mean over orders is asked for."""
     if ties == "pessimistic":
         found = counts.positives_at_least.double()
-        return _mean(found / (found + counts.negatives_at_least), counts.valid)
-    _, _, group = _groups(counts)
-    return _mean(_expected_precision(counts, places=group), counts.valid)
+        return row_means(found / (found + counts.negatives_at_least), counts.valid)
+    _, _, group = tied_groups(counts)
+    return row_means(_expected_precision(counts, places=group), counts.valid)
 
 
 def r_precision(counts: PositiveCounts, ties: Ties) -> Tensor:
     """The share of positives among the first R, R being their number."""
     r = counts.valid.sum(1, keepdim=True)
     if ties == "pessimistic":
-        return _mean((_worst_rank(counts) <= r).double(), counts.valid)
-    above_positive, above_negative, group = _groups(counts)
+        return row_means((worst_rank(counts) <= r).double(), counts.valid)
+    above_positive, above_negative, group = tied_groups(counts)
     places = (r - above_positive - above_negative).clamp(min=0).minimum(group)
-    return _mean(places / group, counts.valid)
+    return row_means(places / group, counts.valid)
 
 
 def average_precision_at_r(counts: PositiveCounts, ties: Ties) -> Tensor:
     """mAP@R of one query: the sum over the positives among the first R of their precision, divided by R."""
     r = counts.valid.sum(1, keepdim=True)
     if ties == "pessimistic":
-        rank = _worst_rank(counts)
-        return _mean(torch.where(rank <= r, _order(counts) / rank, 0.0), counts.valid)
-    above_positive, above_negative, group = _groups(counts)
+        rank = worst_rank(counts)
+        return row_means(torch.where(rank <= r, _order(counts) / rank, 0.0), counts.valid)
+    above_positive, above_negative, group = tied_groups(counts)
     places = (r - above_positive - above_negative).clamp(min=0).minimum(group)
-    return _mean(_expected_precision(counts, places), counts.valid)
+    return row_means(_expected_precision(counts, places), counts.valid)
 
 
 def _order(counts: PositiveCounts) -> Tensor:
@@ -146,12 +146,12 @@ def _order(counts: PositiveCounts) -> Tensor:
     return torch.arange(1, counts.valid.shape[1] + 1, device=counts.valid.device, dtype=torch.float64)
 
 
-def _worst_rank(counts: PositiveCounts) -> Tensor:
+def worst_rank(counts: PositiveCounts) -> Tensor:
     """The rank of each positive when, in every tied group, the negatives come first."""
     return _order(counts) + counts.negatives_at_least
 
 
-def _groups(counts: PositiveCounts) -> tuple[Tensor, Tensor, Tensor]:
+def tied_groups(counts: PositiveCounts) -> tuple[Tensor, Tensor, Tensor]:
     """Of each positive: positives above its tied group, negatives above it, and the group's size; float64."""
     assert counts.negatives_above is not None, "the mean over ties needs the counts of strictly higher negatives"
     group = counts.positives_at_least - counts.positives_above + counts.negatives_at_least - counts.negatives_above
@@ -179,16 +179,20 @@ def _expected_precision(counts: PositiveCounts, places: Tensor) -> Tensor:
     and with A + 1 + (r-1) c = c (a + r) + (A + 1 - c - c a) the sum is
     places c + (A + 1 - c - c a) (H(a + places) - H(a)), H the harmonic numbers.
     """
-    above_positive, above_negative, group = _groups(counts)
-    above = above_positive + above_negative
+    above_positive, above_negative, group = tied_groups(counts)
     tied_positives = (counts.positives_at_least - counts.positives_above).double()
     c = (tied_positives - 1) / (group - 1).clamp(min=1)
+    return expected_ratio(above_positive + 1, c, above_positive + above_negative, group, places)
+
+
+def expected_ratio(first: Tensor, slope: Tensor, above: Tensor, group: Tensor, places: Tensor) -> Tensor:
+    """1/g sum_{r=1}^{places} (first + (r-1) slope) / (above + r), in closed form."""
     harmonic = torch.digamma(above + places + 1) - torch.digamma(above + 1)
-    expected = (places * c + (above_positive + 1 - c - c * above) * harmonic) / group
+    expected = (places * slope + (first - slope - slope * above) * harmonic) / group
     # alone in its group: exactly, without the cancellation of two large digammas
-    return torch.where(group == 1, (places > 0) * (above_positive + 1) / (above + 1), expected)
+    return torch.where(group == 1, (places > 0) * first / (above + 1), expected)
 
 
-def _mean(values: Tensor, valid: Tensor) -> Tensor:
+def row_means(values: Tensor, valid: Tensor) -> Tensor:
     """Row means over the valid places; by descending score and in a fixed order, so that no input order shows."""
     return fixed_order_sum(torch.where(valid, values, 0.0)) / valid.sum(1)

@@ -19,7 +19,7 @@ from roadmap.kernels.counts import counts_at_least, implementation, pair_scores
 from roadmap.kernels.tiled_counts import working_bytes
 from roadmap.metrics.counted import PositiveCounts, Ties, check_ties, query_values
 from roadmap.metrics.labels import Labels, class_numbers
-from roadmap.metrics.relevance import Ignored, Relevance, exclusions, relevance
+from roadmap.metrics.relevance import Exclusions, Ignored, exclusions, relevance
 from roadmap.metrics.vectors import Vectors, unit_queries_and_gallery, unit_vectors
 
 # Bytes that the tables of one chunk of queries take for each of their places (measured: about 120).
@@ -100,12 +100,14 @@ def retrieval_metrics(
         With `per_query`, a pair: that dict, and the values of each query.
     """
     check_ties(ties)
-    ks = _whole_numbers(ks)
-    q, g, wanted = _vectors_and_relevance(queries, query_labels, gallery, gallery_labels, query_index, ignore)
+    ks = whole_numbers(ks)
+    check_pair(gallery, gallery_labels, "gallery_labels")
+    q, g, excluded = vectors_and_exclusions(queries, gallery, query_index, ignore)
+    wanted = relevance(*class_numbers(query_labels, len(q), gallery_labels, len(g), q.device), excluded)
     names = [*(f"R@{k}" for k in ks), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
     values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
-    with _bar(int((wanted.positives > 0).sum()), progress) as advance:
-        for some in wanted.chunks(*_chunk_limits(memory, q, g)):
+    with progress_bar(int((wanted.positives > 0).sum()), progress) as advance:
+        for some in wanted.chunks(*chunk_limits(memory, q, g)):
             own = some if gallery is None else None
             counts = positive_counts_of(q[some], g, *wanted.columns(some), ties, own, advance)
             for name, value in query_values(counts, ks, ties).items():
@@ -114,18 +116,17 @@ def retrieval_metrics(
     return (summary, {name: value.cpu() for name, value in values.items()}) if per_query else summary
 
 
-def _vectors_and_relevance(
-    queries: Vectors,
-    query_labels: Labels,
-    gallery: Vectors | None,
-    gallery_labels: Labels | None,
-    query_index: Tensor | ArrayLike | None,
-    ignore: Ignored | None,
-) -> tuple[Tensor, Tensor, Relevance]:
-    """Checked unit vectors of queries and gallery, and who is relevant to whom."""
-    if (gallery is None) != (gallery_labels is None):
-        given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
+def check_pair(gallery: object, labels: object, name: str) -> None:
+    """A gallery comes with its labels, or neither comes."""
+    if (gallery is None) != (labels is None):
+        given, missing = ("gallery", name) if labels is None else (name, "gallery")
         raise ValueError(f"{given} came without {missing}; give both, or neither to search among the queries")
+
+
+def vectors_and_exclusions(
+    queries: Vectors, gallery: Vectors | None, query_index: Tensor | ArrayLike | None, ignore: Ignored | None
+) -> tuple[Tensor, Tensor, Exclusions]:
+    """Checked unit vectors of queries and gallery, and who leaves whose ranking."""
     if gallery is None:
         if query_index is not None:
             raise ValueError("query_index came without a gallery; among the queries each one leaves its own ranking")
@@ -134,9 +135,7 @@ def _vectors_and_relevance(
     else:
         q, g = unit_queries_and_gallery(queries, gallery)
         own = None if query_index is None else torch.as_tensor(query_index)
-    labels = class_numbers(query_labels, len(q), gallery_labels, len(g), q.device)
-    excluded = exclusions(len(q), len(g), own, ignore, q.device)
-    return q, g, relevance(*labels, excluded)
+    return q, g, exclusions(len(q), len(g), own, ignore, q.device)
 
 
 def positive_counts_of(
@@ -159,12 +158,24 @@ def positive_counts_of(
         own: (n,) distinct gallery indices of the queries, where all are gallery items: spares nearly half the products.
         advance: told of queries done.
     """
+    return counts_and_order(queries, gallery, columns, excluded, ties, own, advance)[0]
+
+
+def counts_and_order(
+    queries: Tensor,
+    gallery: Tensor,
+    columns: Tensor,
+    excluded: Tensor,
+    ties: Ties = "pessimistic",
+    own: Tensor | None = None,
+    advance: Callable[[int], object] = lambda queries_done: None,
+) -> tuple[PositiveCounts, Tensor]:
+    """As `positive_counts_of`, and (n, P) which column each positive is; equal scores keep the order of the columns."""
     both = ties == "mean"
     impl = implementation(queries, (1 + both) * columns.shape[1])
     wanted = pair_scores(queries, gallery, torch.cat([columns, excluded], dim=1), impl)
-    scores, left_out = (
-        part.sort(dim=1, descending=True).values for part in wanted.tensor_split([columns.shape[1]], dim=1)
-    )
+    scores, order = wanted[:, : columns.shape[1]].sort(dim=1, descending=True, stable=True)
+    left_out = wanted[:, columns.shape[1] :].sort(dim=1, descending=True).values
     valid = scores > -torch.inf
     most = int(valid.sum(1).max())  # fewer than the columns where excluded items left
     scores, valid = scores[:, :most].contiguous(), valid[:, :most]
@@ -182,7 +193,7 @@ def positive_counts_of(
     above = None
     if both:
         above = everyone[:, most:] - positives_above - torch.searchsorted(falling_out, falling, right=False)
-    return PositiveCounts(valid, positives_at_least, positives_above, at_least, above)
+    return PositiveCounts(valid, positives_at_least, positives_above, at_least, above), order[:, :most]
 
 
 def means_of(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
@@ -195,7 +206,7 @@ def means_of(values: dict[str, Tensor], counted: Tensor) -> dict[str, float]:
     return summary | {"queries": len(counted), "queries_without_positives": len(counted) - number}
 
 
-def _whole_numbers(ks: int | Sequence[int]) -> tuple[int, ...]:
+def whole_numbers(ks: int | Sequence[int]) -> tuple[int, ...]:
     """The k to report, each once; a single number is one of them."""
     try:
         several = list(ks) if isinstance(ks, Iterable) else [ks]
@@ -207,21 +218,21 @@ def _whole_numbers(ks: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(checked))
 
 
-def _chunk_limits(memory: int, queries: Tensor, gallery: Tensor) -> tuple[int, int]:
+def chunk_limits(memory: int, queries: Tensor, gallery: Tensor, cell_bytes: int = CELL_BYTES) -> tuple[int, int]:
     """Places in the tables of a chunk, and queries in a chunk, that fit into `memory` bytes."""
     fixed = working_bytes(gallery)
     row = 2 * queries.shape[1] * queries.element_size()  # a query, gathered
     free = memory - fixed
-    if free < CELL_BYTES * 64 + row:
+    if free < cell_bytes * 64 + row:
         raise ValueError(
-            f"memory must be at least {fixed + CELL_BYTES * 64 + row} bytes for vectors of {queries.shape[1]} "
+            f"memory must be at least {fixed + cell_bytes * 64 + row} bytes for vectors of {queries.shape[1]} "
             f"dimensions, got {memory}"
         )
-    return free // 2 // CELL_BYTES, max(1, min(QUERIES_AT_ONCE, free // 2 // row))
+    return free // 2 // cell_bytes, max(1, min(QUERIES_AT_ONCE, free // 2 // row))
 
 
 @contextmanager
-def _bar(total: int, wanted: bool | None) -> Iterator[Callable[[int], object]]:
+def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[int], object]]:
     """What to tell of queries done: a progress bar, or nobody."""
     if wanted is False:
         yield lambda done: None

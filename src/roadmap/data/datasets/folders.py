@@ -6,12 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from roadmap.data.pictures.images import HEIF_SUFFIXES, reads_heif
-from roadmap.data.records import UNLABELLED, Records, numbers_of, split_named
+from roadmap.data.records import UNLABELLED, Ints, Records, numbers_of, split_named
+from roadmap.data.trees import Tree, tree_over_classes
 
 PICTURE_SUFFIXES = frozenset(
     f".{suffix}"
@@ -36,7 +38,7 @@ EXPECTED = "expected ROOT/CLASS/picture.jpg"
 
 
 def folder_records(root: Path) -> Records:
-    """ROOT/CLASS/picture.jpg, or ROOT/CATEGORY/.../CLASS/picture.jpg: outer folders become categories.
+    """ROOT/CLASS/picture.jpg, or ROOT/CATEGORY/.../CLASS/picture.jpg: outer folders become categories, and a tree.
 
     Where the folders below ROOT are all named as splits are (train, val, valid, test, query, gallery and so on, in any
     case), they are the splits and the classes lie below them; a class is then known by its path below the split, in
@@ -63,8 +65,34 @@ def folder_records(root: Path) -> Records:
         categories, category_names = numbers_of([name.rpartition("/")[0] for name in classes])
     splits = np.asarray([split_of[path.split("/")[0]] for path in paths]) if divided else None
     return Records(
-        root.name, root, tuple(paths), labels, class_names, categories, category_names, splits=splits, notes=notes
+        root.name,
+        root,
+        tuple(paths),
+        labels,
+        class_names,
+        categories,
+        category_names,
+        splits=splits,
+        notes=notes,
+        tree=_tree(labels, class_names),
     )
+
+
+def _tree(labels: Ints, class_names: tuple[str, ...]) -> Tree | None:
+    """Folder over folder over class; None where no folder tells classes apart.
+
+    Classes may lie at different depths: the level of a folder that a class does not have is not known. The pictures
+    that lie in a/ itself, beside a/b/, are of the class a below the folder a.
+    """
+    parts = [name.split("/") for name in class_names]
+    deepest = max(len(names) for names in parts)
+    levels = {
+        f"folder {depth + 1}": [names[depth] if depth < len(names) else "" for names in parts]
+        for depth in range(deepest - 1)
+    }
+    # the outermost folders say nothing where all pictures share them
+    telling = dict(dropwhile(lambda level: len(set(level[1])) == 1, levels.items()))
+    return tree_over_classes(telling, labels, class_names) if telling else None
 
 
 def picture_records(root: Path) -> Records:

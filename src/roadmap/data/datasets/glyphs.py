@@ -25,6 +25,7 @@ from roadmap.data.pictures.packing import pack_of
 from roadmap.data.pictures.packs import Pack, PackError, cache_folder
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints, Records, numbers_of
+from roadmap.data.trees import tree_over_classes
 
 FACES = tuple(
     f"DejaVu{family}{style}"
@@ -65,7 +66,7 @@ def _earlier_records(folder: Path, size: int) -> Records | None:
     except (PackError, FileNotFoundError, ValueError):
         return None
     whole = pack.drawn and pack.side == size and pack.keys == records.paths and records.name == NAME
-    return dataclasses.replace(records, root=folder) if whole else None
+    return _with_tree(dataclasses.replace(records, root=folder)) if whole else None
 
 
 def export(records: Records, folder: Path) -> None:
@@ -101,7 +102,14 @@ def _records(folder: Path, drawn: list[tuple[int, str, Pixels]]) -> Records:
     paths = tuple(f"{name}/{face}.png" for name, (_, face, _) in zip(names, drawn, strict=True))
     _, firsts = np.unique(labels, return_index=True)
     splits = np.where(np.isin(labels, _half(categories[firsts])), "test", "train")
-    return Records(NAME, folder, paths, labels, class_names, categories, category_names, splits=splits)
+    return _with_tree(Records(NAME, folder, paths, labels, class_names, categories, category_names, splits=splits))
+
+
+def _with_tree(records: Records) -> Records:
+    """Script over character. Those who drew Glyphs before there were trees have it too."""
+    scripts = [name.partition("/")[0] for name in records.class_names]
+    tree = tree_over_classes({"script": scripts}, records.labels, records.class_names, "character")
+    return dataclasses.replace(records, tree=tree)
 
 
 def _half(categories: Ints) -> Ints:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roadmap.data.datasets.sources import home, rows
-from roadmap.data.records import Records, numbers_of
+from roadmap.data.records import Ints, Records, numbers_of
+from roadmap.data.trees import Tree, tree_over_classes
 
 LISTS = "Inat_dataset_splits/Inaturalist_{split}_set1.txt"
 PICTURES = "train_val2018"
 TEST_FRACTION = 0.3
+TAXONOMY = ("kingdom", "phylum", "class", "order", "family", "genus")  # above the species, in the annotations
 
 
 def inaturalist_records(root: Path) -> Records:
     """Records by SmoothAP's lists when they are there; else a 70/30 split of the classes, said aloud.
 
-    SmoothAP's lists name one picture a line, .../KINGDOM/SPECIES/name.jpg, below train_val2018/.
+    SmoothAP's lists name one picture a line, .../KINGDOM/SPECIES/name.jpg, below train_val2018/. The tree has the whole
+    taxonomy where train2018.json or categories.json holds it, else the two levels of the folders.
     """
     in_root = LISTS.format(split="train").rsplit("/")[-1]  # some copies lie beside the pictures
     folder = home("inaturalist", root, LISTS.format(split="train"), in_root, "train2018.json")
@@ -69,5 +73,40 @@ def _records(
     labels, class_names = numbers_of([path.split("/")[-2] for path in paths])
     categories, category_names = numbers_of([path.split("/")[-3] for path in paths])
     return Records(
-        "inaturalist", folder, tuple(paths), labels, class_names, categories, category_names, splits=splits, notes=notes
+        "inaturalist",
+        folder,
+        tuple(paths),
+        labels,
+        class_names,
+        categories,
+        category_names,
+        splits=splits,
+        notes=notes,
+        tree=_tree(folder, labels, class_names, categories, category_names),
     )
+
+
+def _tree(
+    folder: Path, labels: Ints, class_names: Sequence[str], categories: Ints, category_names: Sequence[str]
+) -> Tree:
+    """Kingdom, phylum, class, order, family, genus, species; or the folders alone: supercategory, species."""
+    known = _taxonomy(folder)
+    if all(name in known for name in class_names):
+        levels = {rank: [known[name][rank] for name in class_names] for rank in TAXONOMY}
+    else:
+        _, firsts = np.unique(labels, return_index=True)
+        levels = {"supercategory": [category_names[c] for c in categories[firsts]]}
+    return tree_over_classes(levels, labels, class_names, "species")
+
+
+def _taxonomy(folder: Path) -> dict[str, dict[str, str]]:
+    """Folder of a species, which is the number of its category -> rank -> name; those that have a rank of all six."""
+    for name in ("categories.json", "train2018.json"):
+        if not (folder / name).is_file():
+            continue
+        content = json.loads((folder / name).read_text())
+        listed = content["categories"] if isinstance(content, dict) else content
+        whole = [entry for entry in listed if all(rank in entry for rank in TAXONOMY)]
+        if whole:
+            return {str(entry["id"]): {rank: str(entry[rank]) for rank in TAXONOMY} for entry in whole}
+    return {}

@@ -13,20 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roadmap.data.pictures.packs import picture_key
-from roadmap.data.records import SPLITS, Floats, Records, numbers_of, split_named
+from roadmap.data.records import SPLITS, Floats, Ints, Records, numbers_of, split_named
+from roadmap.data.trees import Tree, tree_over_classes
 from roadmap.names import did_you_mean
 
 EDGES = ("left", "top", "right", "bottom")
 SEPARATORS = (",", ";", "\t", "|")
 NEEDED = ("path", "label")
+LEVEL = "level_"  # columns that begin so are levels above the label, in their order, from the coarsest on
 Columns = Mapping[str, Sequence[Any]]
 
 
 def table_records(path: Path) -> Records:
-    """A CSV or Parquet file with columns path, label and, as you have them, category, split, and a box.
+    """A CSV or Parquet file with columns path, label and, as you have them, category, split, a box, and levels.
 
     Paths are relative to the file's folder, or absolute. A box is four columns left, top, right, bottom (pixels),
     or one column `box` with the four numbers; pictures are cut to their boxes, an empty box keeps the whole one.
+    Columns level_NAME, from the coarsest on, are what stands above the label; without them, the category is.
     """
     path = Path(path)
     if not path.is_file():
@@ -42,6 +45,7 @@ def table_records(path: Path) -> Records:
         categories, category_names = numbers_of(_texts(path, columns, "category"))
     boxes = _boxes(path, columns)
     splits = _splits(path, columns) if "split" in columns else None
+    tree, notes = _tree(columns, labels, class_names)
     records = Records(
         path.stem,
         path.parent,
@@ -53,9 +57,32 @@ def table_records(path: Path) -> Records:
         boxes,
         crop=boxes is not None,
         splits=splits,
+        notes=notes,
+        tree=tree,
     )
     _check_once(path, records)
     return records
+
+
+def _tree(columns: Columns, labels: Ints, class_names: tuple[str, ...]) -> tuple[Tree | None, tuple[str, ...]]:
+    """What stands above the labels; a note where the columns are there and are no tree. Empty cells are not known."""
+    names = [name for name in columns if name.startswith(LEVEL)] or [name for name in columns if name == "category"]
+    if not names:
+        return None, ()
+    rows = list(zip(*([_text(cell) for cell in columns[name]] for name in names), strict=True))
+    above: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for row, (label, way) in enumerate(zip(labels.tolist(), rows, strict=True), start=1):
+        first, before = above.setdefault(label, (row, way))
+        if way != before:
+            ways = " and under ".join(repr("/".join(some)) for some in (before, way))
+            return None, (
+                f"the columns {', '.join(names)} are no tree: {class_names[label]} stands under {ways} "
+                f"(rows {first} and {row}), so there are no levels above the labels",
+            )
+    levels = {
+        name.removeprefix(LEVEL): [above[c][1][i] for c in range(len(class_names))] for i, name in enumerate(names)
+    }
+    return tree_over_classes(levels, labels, class_names), ()
 
 
 def table_columns(path: Path) -> dict[str, Sequence[Any]]:
