@@ -15,7 +15,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from roadmap.kernels import both_run_on_triton
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, Distributed, FastAP, Memory, SmoothAP, SoftBinAP, SupAP
+from roadmap.losses import (
+    ROADMAP,
+    BlackBoxAP,
+    Calibration,
+    Distributed,
+    FastAP,
+    Memory,
+    RecallAtK,
+    SmoothAP,
+    SoftBinAP,
+    SupAP,
+    SupNDCG,
+    SupRank,
+)
 
 CLASSES, DIMENSIONS = 4, 5
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 0, 1, 1])  # 3 is alone
@@ -33,6 +46,10 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "softbinap": SoftBinAP,
     "blackboxap": BlackBoxAP,
     "blackboxap, random": lambda: BlackBoxAP(perturbation="random"),
+    "recall at k": RecallAtK,
+    "recall at k, mixed": lambda: RecallAtK(mix=True),
+    "supndcg": SupNDCG,
+    "suprank": lambda: SupRank(CLASSES, DIMENSIONS, lam=0.3, measure="recall", include_self=False),
 }
 WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_nca", "proxy_nca_pp")
 try:
@@ -241,6 +258,9 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "supap without self": {"warmup": 1, "repeats": False},
     "calibration": {"form": "added", "weight": 0.5},
     "fastap": {"repeats": False},
+    "recall at k": {},
+    "recall at k, mixed": {},
+    "suprank": {"repeats": False},
     "contrastive_xbm": {"repeats": False},
     "triplet_distance_weighted": {"weight": 0.5},
 }

@@ -51,7 +51,7 @@ def test_options_reach_the_constructor() -> None:
 
 def test_only_what_the_run_alone_knows_has_no_default() -> None:
     needing = {name: required_options(name) for name in NAMES if required_options(name)}
-    assert set(needing) == {"cross_entropy", "normalised_softmax", "proxy_nca", "proxy_nca_pp"}
+    assert set(needing) == {"cross_entropy", "normalised_softmax", "proxy_nca", "proxy_nca_pp", "suprank"}
     assert set(needing.values()) == {tuple(FILLED_IN)}
 
 

@@ -7,9 +7,12 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
+from roadmap.losses.decomposable import SupRank, suprank
 from roadmap.losses.distributed import Distributed
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
+from roadmap.losses.rank_ndcg import SupNDCG, binary_ndcg, supndcg
+from roadmap.losses.rank_recall import RecallAtK, recall_at_k
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.thresholds import Calibration, calibration
 from roadmap.losses.two_pass import TwoPass
@@ -22,16 +25,23 @@ __all__ = [
     "Distributed",
     "FastAP",
     "Memory",
+    "RecallAtK",
     "SmoothAP",
     "SoftBinAP",
     "SupAP",
+    "SupNDCG",
+    "SupRank",
     "TwoPass",
     "average_precision",
+    "binary_ndcg",
     "blackboxap",
     "calibration",
     "fastap",
+    "recall_at_k",
     "saturation_point",
     "smoothap",
     "softbinap",
     "supap",
+    "supndcg",
+    "suprank",
 ]

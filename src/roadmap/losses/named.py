@@ -10,7 +10,10 @@ from torch import nn
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP
 from roadmap.losses.blackbox_ap import BlackBoxAP
+from roadmap.losses.decomposable import SupRank
 from roadmap.losses.rank_ap import SmoothAP, SupAP
+from roadmap.losses.rank_ndcg import SupNDCG
+from roadmap.losses.rank_recall import RecallAtK
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.thresholds import Calibration
 from roadmap.names import did_you_mean
@@ -23,6 +26,9 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "fastap": FastAP,
     "softbinap": SoftBinAP,
     "blackboxap": BlackBoxAP,
+    "recall_at_k": RecallAtK,
+    "supndcg": SupNDCG,
+    "suprank": SupRank,
 }
 # The keys of pml.RECIPES, written down so that naming them does not import pytorch-metric-learning.
 BORROWED = (
