@@ -277,6 +277,7 @@ def remembered(
     device: str = "cpu",
 ) -> tuple[list[Found], dict[str, Tensor]]:
     """Batches with a memory, by one process (None) or by all: values, gradients, and the state at the end."""
+    torch.manual_seed(5)  # for weights of the loss
     loss = LOSSES[name]().to(dtype)
     memory = Memory(loss if rank is None else Distributed(loss), 13, **MEMORIES[name])
     found = []
