@@ -338,12 +338,19 @@ def test_wrong_types_are_refused() -> None:
 
 @pytest.mark.parametrize("loss", [SupNDCG(include_self=False), RecallAtK(), RecallAtK(mix=True)], ids=repr)
 def test_silence_without_positives(loss: nn.Module) -> None:
-    x = drawn(5, 3, 0).requires_grad_()
-    value = loss(x, torch.arange(5))
-    value.backward()
-    assert value.item() == 0
-    assert x.grad is not None
-    assert not x.grad.any()
+    nobody = torch.zeros(0, dtype=torch.int64)
+    for labels, others in (
+        (torch.arange(5), {}),
+        (nobody, {}),
+        (torch.zeros(5, dtype=torch.int64), {"ref_emb": torch.zeros(0, 3), "ref_labels": nobody}),
+        (torch.zeros(5, dtype=torch.int64), {"ref_emb": drawn(2, 3, 1), "ref_labels": torch.tensor([1, 2])}),
+    ):
+        x = drawn(5, 3, 0)[: len(labels)].requires_grad_()
+        value = loss(x, labels, **others)
+        value.backward()
+        assert value.item() == 0
+        assert x.grad is not None
+        assert not x.grad.any()
 
 
 @pytest.mark.parametrize("name", ["SupNDCG", "RecallAtK"])
