@@ -24,10 +24,13 @@ from roadmap.losses import (
     HierarchicalAP,
     HordeContrastive,
     Matryoshka,
+    RecallAtK,
     SmoothAP,
     SoftBinAP,
     SphericalConstraint,
     SupAP,
+    SupNDCG,
+    SupRank,
     TripletSCT,
 )
 
@@ -47,10 +50,10 @@ class Contract:
 
     make: Callable[[], nn.Module]
     no_gallery: str = ""
-    own_weights: str = ""
     not_zero_without_positives: str = ""
     no_gradient_at_first: str = ""
     drawn_at_random: bool = False
+    not_zero_alone: str = ""
 
 
 class InATree(nn.Module):
@@ -70,6 +73,7 @@ class InATree(nn.Module):
 
 NEGATIVES_COUNT = "its second term pushes negatives, whether or not there are positives"
 LENGTHS_COUNT = "it holds the lengths of the embeddings, whether or not there are positives"
+PROXIES_COUNT = "its second term compares every item with class weights, whether or not there are positives"
 OWN_WEIGHTS = "it compares embeddings with its own class weights, not with other embeddings"
 
 CONTRACTS: dict[str, Contract] = {
@@ -92,8 +96,8 @@ CONTRACTS: dict[str, Contract] = {
     "HierarchicalAP, paths": Contract(lambda: InATree(HierarchicalAP(pull=True))),
     "HAPPIER, paths": Contract(
         lambda: InATree(HAPPIER(CLASSES, DIMENSIONS)),
-        own_weights="its clusters draw every query",
-        not_zero_without_positives="its clusters draw every query",
+        not_zero_alone=PROXIES_COUNT,
+        not_zero_without_positives=PROXIES_COUNT,
     ),
     "GradedNDCG": Contract(GradedNDCG),
     "GradedNDCG, paths": Contract(lambda: InATree(GradedNDCG(include_self=False))),
@@ -104,6 +108,17 @@ CONTRACTS: dict[str, Contract] = {
     "HordeContrastive": Contract(HordeContrastive, not_zero_without_positives=NEGATIVES_COUNT),
     "SphericalConstraint": Contract(lambda: SphericalConstraint(SupAP()), not_zero_without_positives=LENGTHS_COUNT),
     "Matryoshka": Contract(lambda: Matryoshka(ROADMAP(), [2, 6], [0.5, 1]), not_zero_without_positives=NEGATIVES_COUNT),
+    "SupNDCG": Contract(SupNDCG),
+    "RecallAtK": Contract(RecallAtK),
+    "RecallAtK, mixed": Contract(lambda: RecallAtK(tau_k=(1.0, 2.0, 4.0, 8.0, 16.0), mix=True), drawn_at_random=True),
+    "SupRank": Contract(
+        lambda: SupRank(CLASSES, DIMENSIONS), not_zero_without_positives=PROXIES_COUNT, not_zero_alone=PROXIES_COUNT
+    ),
+    "SupRank of recall": Contract(
+        lambda: SupRank(CLASSES, DIMENSIONS, measure="recall", include_self=False),
+        not_zero_without_positives=PROXIES_COUNT,
+        not_zero_alone=PROXIES_COUNT,
+    ),
 }
 EXCUSES: dict[str, Contract] = {
     name: Contract(lambda name=name: RECIPES[name](CLASSES, DIMENSIONS), no_gallery=OWN_WEIGHTS)  # type: ignore[misc]
@@ -233,7 +248,7 @@ def test_nothing_to_compare(name: str, items: int) -> None:
     value = called(loss, x, torch.zeros(items, dtype=torch.int64))
     value.backward()
     # 1e-5: a float32 cosine with oneself is 1 to a rounding, which a histogram bin of width 0.1 makes ten times larger.
-    excused = CONTRACTS[name].no_gallery or CONTRACTS[name].own_weights
+    excused = CONTRACTS[name].no_gallery or CONTRACTS[name].not_zero_alone
     assert value.item() == pytest.approx(0, abs=1e-5) or (items == 1 and excused)
     for leaf in (x, *loss.parameters()):
         assert leaf.grad is not None

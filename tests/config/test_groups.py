@@ -150,7 +150,8 @@ def test_the_file_of_a_loss_is_its_constructor(name: str) -> None:
     assert values.pop("name") == name
     parameters = constructor_parameters(name)
     assert list(values) == list(parameters) == list(notes)
-    assert values == {key: None if key in needed else p.default for key, p in parameters.items()}
+    defaults = {key: list(p.default) if isinstance(p.default, tuple) else p.default for key, p in parameters.items()}
+    assert values == {key: None if key in needed else default for key, default in defaults.items()}
 
 
 def test_there_is_a_file_for_every_loss_and_no_other() -> None:

@@ -8,7 +8,7 @@ import torch
 import roadmap.kernels as kernels
 from roadmap.kernels import paths
 from roadmap.kernels.counts import counts_at_least, pair_scores
-from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
+from roadmap.kernels.rules import NDCG, CalibrationRule, LossRule, Measure, RankRule
 
 from .compiling import compiled_not_launched
 from .interpreting import take_path
@@ -18,6 +18,12 @@ RULES = {
     "ROADMAP": LossRule(SUPAP, CalibrationRule(0.9, 0.6, "violating"), 0.5, 0.5),
     "SmoothAP": LossRule(RankRule("smoothap", 0.01), None, include_self=False),
     "Calibration": LossRule(None, CalibrationRule(0.9, 0.6, "all")),
+}
+RECALL = Measure("recall", (1.0, 2.0, 16.0), (1.0, 0.5, 16.0), True)
+MEASURES = {
+    "NDCG": LossRule(RankRule("supap", 0.01, 100.0, 0.05, measure=NDCG), None, include_self=False),
+    "smooth NDCG": LossRule(RankRule("smoothap", 0.01, measure=NDCG), None),
+    "recall": LossRule(RankRule("smoothap", 0.01, measure=RECALL), None, include_self=False),
 }
 
 
@@ -37,6 +43,19 @@ def test_losses_from_embeddings_compile(rule: str, path: str, gallery: str, monk
     expected = {"small": {"_rank_rows"}, "tiles": {"_rank_tiles", "_product"}}
     assert expected.get(path, {"_stored_ranks", "_negative_gradients", "_positive_gradients", "_product"}) <= names
     assert ("_factors_of_terms" in names) is (own is not None)
+
+
+@pytest.mark.parametrize("path", ["small", "tiles", "stored"])
+@pytest.mark.parametrize("rule", MEASURES)
+def test_other_measures_compile(rule: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_path(monkeypatch, path)
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    x, labels = torch.randn(300, 64, requires_grad=True), torch.arange(300) // 20
+    with compiled_not_launched(monkeypatch) as compiled:
+        kernels.fused_loss(x, labels, None, labels, None, MEASURES[rule]).backward()  # type: ignore[no-untyped-call]
+    names = [kernel.name for kernel in compiled]
+    assert ("_rank_rows" if path == "small" else "_rows_from_ranks") in names
+    assert ("_among_positives" in names) is (path != "small" and rule != "NDCG")  # H⁺ is a step there
 
 
 def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.kernels import chunks
-from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, FastAP, SmoothAP, SoftBinAP, SupAP
+from roadmap.kernels.rules import CalibrationRule, LossRule, Measure, RankRule, ranks_of, rule_of
+from roadmap.losses import (
+    ROADMAP,
+    BlackBoxAP,
+    Calibration,
+    FastAP,
+    RecallAtK,
+    SmoothAP,
+    SoftBinAP,
+    SupAP,
+    SupNDCG,
+    SupRank,
+)
 
 from .interpreting import take_path
 
@@ -25,6 +36,9 @@ FUSED: dict[str, nn.Module] = {
     "SmoothAP": SmoothAP(),
     "Calibration": Calibration(),
     "Calibration all": Calibration(average="all"),
+    "SupNDCG": SupNDCG(),
+    "RecallAtK": RecallAtK(),
+    "SupRank": SupRank(4, 6, measure="recall"),
 }
 LOSSES = FUSED | {"FastAP": FastAP(), "SoftBinAP": SoftBinAP(), "BlackBoxAP": BlackBoxAP()}
 
@@ -62,6 +76,19 @@ def test_the_whole_loss_compiles_to_one_graph(name: str, with_gallery: bool) -> 
 
 
 RULE = LossRule(RankRule("supap", 0.01, 100.0, 0.05), CalibrationRule(0.9, 0.6, "violating"), 0.5, 0.5)
+RECALL = Measure("recall", (1.0, 4.0), (0.1, 1 / 3), True)
+
+
+def test_rules_come_back_from_what_operators_take() -> None:
+    ranks = RankRule("supap", 0.01, 100.0, 0.05, 0.5, 1.44, RECALL)
+    assert ranks_of(*ranks.flat, *RECALL.flat) == ranks
+    rule = LossRule(ranks, None, 0.3, 0.7, False)
+    assert rule_of(rule.flat) == rule
+    calibrated = rule_of(RULE.flat)
+    assert calibrated.calibration == RULE.calibration
+    assert calibrated.ranks is not None
+    assert calibrated.ranks.measure_or_ap.kind == "ap"
+    assert rule_of(LossRule(None, RULE.calibration).flat).ranks is None
 
 
 def arguments(name: str, own: Tensor | None) -> tuple[Any, ...]:
@@ -74,7 +101,7 @@ def arguments(name: str, own: Tensor | None) -> tuple[Any, ...]:
         "rank_loss_backward": (
             torch.ones(6), torch.empty(0, dtype=torch.uint8), *compared, *RULE.flat, True, True, True
         ),
-        "ap_from_scores": (scores, same, ~same, *RankRule("smoothap", 0.1).flat, True),
+        "ap_from_scores": (scores, same, ~same, *RankRule("smoothap", 0.1).flat, *RECALL.flat, True),
         "ap_from_scores_backward": (torch.ones(9), torch.ones(9, 9), scores.detach()),
         "cosine_scores": (x, None if own is None else vectors(7, 1)),
         "cosine_scores_backward": (torch.ones(9, 7), x.detach(), vectors(7, 1).detach(), True, False),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.kernels import both_run_on_triton
-from roadmap.losses import ROADMAP, Calibration, SmoothAP, SupAP
+from roadmap.losses import ROADMAP, Calibration, RecallAtK, SmoothAP, SupAP, SupNDCG, SupRank
 from roadmap.losses.comparison import Comparison
 
 from .interpreting import CUDA, DEVICE, check_under_the_interpreter, on_triton, starts_the_interpreter, take_path
@@ -19,6 +19,9 @@ LOSSES: dict[str, nn.Module] = {
     "SmoothAP without self": SmoothAP(tau=0.1, include_self=False),
     "Calibration all": Calibration(alpha=0.8, beta=0.1, average="all"),
     "ROADMAP": ROADMAP(),
+    "SupNDCG without self": SupNDCG(tau=0.05, rho=3.0, delta=0.1, include_self=False),
+    "RecallAtK": RecallAtK((1, 2, 5), tau=0.1, share="reachable"),
+    "SupRank of recall": SupRank(40 if CUDA else 4, 64 if CUDA else 19, measure="recall").to(DEVICE),
 }
 Result = tuple[Tensor, Tensor, Tensor]
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import roadmap.kernels as kernels
 from roadmap.kernels import blocked
-from roadmap.kernels.rules import RankRule
-from roadmap.losses import ROADMAP, Calibration, SmoothAP, SupAP, calibration, smoothap, supap
+from roadmap.kernels.rules import AP, NDCG, Measure, RankRule
+from roadmap.losses import ROADMAP, Calibration, RecallAtK, SmoothAP, SupAP, SupNDCG, calibration, smoothap, supap
 from roadmap.losses.rank_ap import h_minus, heaviside, mean_ap_loss, plain_average_precision
 
 from .interpreting import (
@@ -43,6 +43,9 @@ LOSSES: dict[str, nn.Module] = {
     "Calibration all": Calibration(alpha=0.8, beta=0.1, average="all"),
     "ROADMAP": ROADMAP(),
     "ROADMAP all without self": ROADMAP(lam=0.3, average="all", include_self=False),
+    "SupNDCG": SupNDCG(),
+    "RecallAtK": RecallAtK((1, 3, 9), 0.05, (0.05, 3.0, 9.0), "reachable"),  # steep: gains fall by up to 5 a rank
+    "RecallAtK with self": RecallAtK(tau=0.1, include_self=True),
 }
 
 
@@ -58,13 +61,14 @@ def plain(loss: nn.Module, x: Tensor, labels: Tensor, ref: Tensor | None, ref_la
     own = torch.eye(len(x), dtype=torch.bool, device=x.device) if ref is None else torch.zeros_like(same)
     if isinstance(loss, Calibration):
         return calibration(scores, same & ~own, ~same, loss.alpha, loss.beta, loss.average)
-    assert isinstance(loss, (SupAP, SmoothAP))
+    assert isinstance(loss, (SupAP, SmoothAP, SupNDCG, RecallAtK))
     positives = same if loss.include_self else same & ~own
-    if isinstance(loss, SmoothAP):
+    measure = {SupNDCG: NDCG, RecallAtK: getattr(loss, "measure", AP)}.get(type(loss), AP)  # type: ignore[call-overload]
+    if isinstance(loss, (SmoothAP, RecallAtK)):
         step: Callable[[Tensor], Tensor] = lambda t: torch.sigmoid(t / loss.tau)  # noqa: E731
-        return mean_ap_loss(plain_average_precision(scores, positives, ~same, step, step), positives)
+        return mean_ap_loss(plain_average_precision(scores, positives, ~same, step, step, measure), positives)
     upper: Callable[[Tensor], Tensor] = lambda t: h_minus(t, loss.tau, loss.rho, loss.delta, loss.start, loss.offset)  # noqa: E731
-    return mean_ap_loss(plain_average_precision(scores, positives, ~same, heaviside, upper), positives)
+    return mean_ap_loss(plain_average_precision(scores, positives, ~same, heaviside, upper, measure), positives)
 
 
 def value_and_gradients(
@@ -151,7 +155,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 # Under the interpreter a call takes about a second: every loss once on the hardest batch, every batch under ROADMAP.
 INTERPRETER_CASES = [("ROADMAP", batch) for batch in TINY] + [(loss, "uneven") for loss in LOSSES]
-INTERPRETER_CASES += [("SmoothAP", "gallery"), ("SmoothAP", "tied")]
+INTERPRETER_CASES += [("SmoothAP", "gallery"), ("SmoothAP", "tied"), ("RecallAtK", "labels absent from the gallery")]
 INTERPRETER_CASES = list(dict.fromkeys(INTERPRETER_CASES))
 
 
@@ -169,7 +173,9 @@ def test_gpu_is_as_accurate_as_plain_float32(loss: str, batch: str, path: str) -
 
 
 @pytest.mark.skipif(INTERPRETED, reason="there the losses run on Triton")
-@pytest.mark.parametrize("loss", ["SupAP", "SupAP without self", "SmoothAP", "ROADMAP", "ROADMAP all without self"])
+@pytest.mark.parametrize(
+    "loss", ["SupAP", "SupAP without self", "SmoothAP", "ROADMAP", "ROADMAP all without self", "SupNDCG", "RecallAtK"]
+)
 @pytest.mark.parametrize("batch", TINY)
 def test_blocked_is_as_accurate_as_plain_float32(loss: str, batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 100)  # many ragged blocks
@@ -189,7 +195,15 @@ def test_triton_from_scores_agrees_with_blocked(shape: tuple[int, int]) -> None:
     from roadmap.kernels.triton import rows
 
     scores, positives, negatives = random_scores(*shape)
-    for rule in (RankRule("supap", 0.01, 100.0, 0.05), RankRule("smoothap", 0.1)):
+    recall = Measure("recall", (1.0, 2.0, 7.0), (1.0, 0.5, 7.0), True)
+    for rule in (
+        RankRule("supap", 0.01, 100.0, 0.05),
+        RankRule("smoothap", 0.1),
+        RankRule("supap", 0.01, 100.0, 0.05, measure=NDCG),
+        RankRule("smoothap", 0.1, measure=NDCG),
+        RankRule("smoothap", 0.1, measure=recall),
+        RankRule("supap", 0.01, 100.0, 0.05, measure=recall),
+    ):
         found = rows.ap_and_slope(scores, positives, negatives, rule, True)
         truth = blocked.ap_and_slope(scores.double(), positives, negatives, rule, True)
         for f, t in zip(found, truth, strict=True):

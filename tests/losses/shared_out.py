@@ -24,10 +24,13 @@ from roadmap.losses import (
     HordeContrastive,
     Matryoshka,
     Memory,
+    RecallAtK,
     SmoothAP,
     SoftBinAP,
     SphericalConstraint,
     SupAP,
+    SupNDCG,
+    SupRank,
     TripletSCT,
 )
 
@@ -52,6 +55,10 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "sec": lambda: SphericalConstraint(ROADMAP(), momentum=0.5),
     "matryoshka": lambda: Matryoshka(ROADMAP(include_self=False), [2, 5, 3], [0.5, 1, 2]),
     "matryoshka of fastap": lambda: Matryoshka(FastAP(), [2, 5]),
+    "recall at k": RecallAtK,
+    "recall at k, mixed": lambda: RecallAtK(mix=True),
+    "supndcg": SupNDCG,
+    "suprank": lambda: SupRank(CLASSES, DIMENSIONS, lam=0.3, measure="recall", include_self=False),
 }
 PROXIES = "matryoshka of proxies"
 WITHOUT_GALLERY = ("cross_entropy", "normalised_softmax", "proxy_gml", "proxy_nca", "proxy_nca_pp", PROXIES)
@@ -263,6 +270,9 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "calibration": {"form": "added", "weight": 0.5},
     "fastap": {"repeats": False},
     "matryoshka": {"repeats": False},
+    "recall at k": {},
+    "recall at k, mixed": {},
+    "suprank": {"repeats": False},
     "contrastive_xbm": {"repeats": False},
     "triplet_distance_weighted": {"weight": 0.5},
 }
@@ -279,6 +289,7 @@ def remembered(
     device: str = "cpu",
 ) -> tuple[list[Found], dict[str, Tensor]]:
     """Batches with a memory, by one process (None) or by all: values, gradients, and the state at the end."""
+    torch.manual_seed(5)  # for weights of the loss
     loss = LOSSES[name]().to(dtype)
     memory = Memory(loss if rank is None else Distributed(loss), 13, **MEMORIES[name])
     found = []

@@ -12,7 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from roadmap.losses import ROADMAP, BlackBoxAP, Calibration, FastAP, Memory, SmoothAP, SoftBinAP, SupAP
+from roadmap.losses import (
+    ROADMAP,
+    BlackBoxAP,
+    Calibration,
+    FastAP,
+    Memory,
+    RecallAtK,
+    SmoothAP,
+    SoftBinAP,
+    SupAP,
+    SupNDCG,
+    SupRank,
+)
 from roadmap.losses.metric_learning import MetricLearning
 
 from . import literal
@@ -110,6 +122,7 @@ def test_it_holds_the_last_items_in_their_order(
 
 
 OURS: list[nn.Module] = [ROADMAP(), SupAP(include_self=False), SmoothAP(), FastAP(), SoftBinAP(), BlackBoxAP()]
+OURS += [SupNDCG(), RecallAtK(), SupRank(3, 3, measure="ndcg").double()]
 
 
 @pytest.mark.parametrize("loss", OURS, ids=lambda loss: type(loss).__name__)

@@ -13,9 +13,11 @@ from roadmap.losses import (
     BlackBoxAP,
     Calibration,
     FastAP,
+    RecallAtK,
     SmoothAP,
     SoftBinAP,
     SupAP,
+    SupNDCG,
     average_precision,
     smoothap,
     supap,
@@ -34,6 +36,8 @@ LOSSES: list[nn.Module] = [
     FastAP(9),
     SoftBinAP(),
     BlackBoxAP(lam=0.7391),
+    SupNDCG(),
+    RecallAtK(),
 ]
 EVERY_LOSS = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: " ".join(repr(loss).split()))
 seeds = st.integers(0, 2**31)
@@ -206,6 +210,8 @@ AP_LOSSES = [
     FastAP(include_self=False),
     SoftBinAP(include_self=False),
     BlackBoxAP(include_self=False),
+    SupNDCG(include_self=False),
+    RecallAtK(share="reachable"),
 ]
 
 

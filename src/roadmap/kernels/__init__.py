@@ -1,6 +1,6 @@
 """How ranks are counted fast. Chosen by device and size; the losses above see four functions.
 
-    loss_terms       any device: the sums and counts of SupAP or SmoothAP and calibration, in bounded memory
+    loss_terms       any device: the sums and counts of a rank loss and calibration, in bounded memory
     fused_loss       GPU: the loss itself in the same pass
     ap_from_scores   any device: AP of a score matrix, a block or a row at a time
     cosine_scores    any device: scores at float32 accuracy, whatever TF32 setting the process runs under
@@ -15,12 +15,15 @@ from torch import Tensor
 
 from roadmap.kernels import eager, transforms
 from roadmap.kernels.paths import both_run_on_triton, is_plain_call, runs_on_triton
-from roadmap.kernels.rules import TERMS, CalibrationRule, LossRule, RankRule
+from roadmap.kernels.rules import AP, NDCG, TERMS, CalibrationRule, LossRule, Measure, RankRule
 
 __all__ = [
+    "AP",
+    "NDCG",
     "TERMS",
     "CalibrationRule",
     "LossRule",
+    "Measure",
     "RankRule",
     "ap_from_scores",
     "both_run_on_triton",
@@ -77,7 +80,8 @@ def _rank_loss(
 
 
 def ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
-    """AP_i under the rule's H⁺ and H⁻, (M,), with its derivative; 0 where P_i is empty. Float32 or float64 scores."""
+    """AP_i under the rule's H⁺ and H⁻, or another measure of the ranks, (M,), with its derivative; 0 for an empty P_i.
+    Float32 or float64 scores."""
     if is_plain_call(scores):
         ap: Tensor = eager.ApFromScores.apply(scores, positives, negatives, rule)  # type: ignore[no-untyped-call]
         return ap

@@ -5,6 +5,8 @@ derivative come out of the same block and nothing of size (M, N, N) is ever held
 
     ∂AP_i/∂r⁺ =  r⁻ / (r⁺ + r⁻)² / |P_i|        ∂AP_i/∂r⁻ = -r⁺ / (r⁺ + r⁻)² / |P_i|
     ∂r/∂s_j = H'(s_j - s_k)                      ∂r/∂s_k = -Σ_j H'(s_j - s_k)
+
+Another measure than AP (`rules.Measure`) has other derivatives by r⁺ and r⁻, and nothing else changes (measures.py).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from roadmap.kernels.measures import gains, norms, slopes
 from roadmap.kernels.rules import RankRule
 
 # Elements in flight: a few arrays of this size stay in the second-level caches of two ordinary cores.
@@ -21,13 +24,16 @@ BLOCK_ELEMENTS = 1 << 18
 def ap_and_slope(
     scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule, with_slope: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """AP_i, (M,), 0 where P_i is empty; and ∂AP_i/∂s_ij, (M, N), when asked for."""
+    """AP_i (or what the rule's measure makes of the ranks), (M,), 0 where P_i is empty; and ∂AP_i/∂s_ij, (M, N), when
+    asked for."""
     M, N = scores.shape
     ap = scores.new_zeros(M)
     slope = torch.zeros_like(scores) if with_slope else None
     pair_query, pair_k = positives.nonzero(as_tuple=True)
-    size = positives.sum(1).clamp(min=1).to(scores.dtype)  # |P_i|
-    share = 1 / size
+    size = positives.sum(1).clamp(min=1)  # |P_i|
+    measure = rule.measure_or_ap
+    norm = norms(measure, size, scores)
+    share = 1 / norm
     height = max(1, BLOCK_ELEMENTS // max(N, 1))
     for first in range(0, len(pair_k), height):
         query, k = pair_query[first : first + height], pair_k[first : first + height]
@@ -37,16 +43,16 @@ def ap_and_slope(
         rows = scores[query]
         t = rows - rows[one_of_pair, k][:, None]
         rank_pos, rank_neg, slope_pos, slope_neg = _ranks(t, pos, neg, rule, with_slope)
-        total = rank_pos + rank_neg
-        ap.index_add_(0, query, rank_pos / total)
+        ap.index_add_(0, query, gains(measure, rank_pos, rank_neg, size[query]))
         if slope is None or slope_neg is None:
             continue
-        grad = slope_neg.mul_((-share[query] * rank_pos / total.square())[:, None])
+        by_pos, by_neg = slopes(measure, rank_pos, rank_neg, size[query], share[query])
+        grad = slope_neg.mul_(by_neg[:, None])
         if slope_pos is not None:
-            grad += slope_pos.mul_((share[query] * rank_neg / total.square())[:, None])
+            grad += slope_pos.mul_(by_pos[:, None])
         grad[one_of_pair, k] = -grad.sum(1)
         slope.index_add_(0, query, grad)
-    return ap / size, slope
+    return ap / norm, slope
 
 
 def _ranks(

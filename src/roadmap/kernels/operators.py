@@ -28,7 +28,7 @@ from roadmap.kernels.implementations import (
     loss_gradients,
 )
 from roadmap.kernels.paths import both_run_on_triton, is_small
-from roadmap.kernels.rules import FLAT_SCHEMA, RANKS_SCHEMA, TERMS, FlatRule, RankRule, rule_of
+from roadmap.kernels.rules import FLAT_SCHEMA, MEASURE_SCHEMA, RANKS_SCHEMA, TERMS, FlatRule, ranks_of, rule_of
 
 SECOND_DERIVATIVE = (
     "roadmap's fused losses have no second derivative: the ranks are counted by kernels with a hand-written "
@@ -44,7 +44,7 @@ _SCHEMAS = {
         f"(Tensor grad, Tensor state, {_COMPARED}, {FLAT_SCHEMA}, bool as_terms, bool for_queries, bool for_gallery)"
         " -> (Tensor, Tensor)"
     ),
-    "ap_from_scores": (f"({_SCORED}, {RANKS_SCHEMA}, bool with_slope) -> (Tensor, Tensor)"),
+    "ap_from_scores": f"({_SCORED}, {RANKS_SCHEMA}, {MEASURE_SCHEMA}, bool with_slope) -> (Tensor, Tensor)",
     "ap_from_scores_backward": "(Tensor grad, Tensor slope, Tensor scores) -> Tensor",
     "cosine_scores": "(Tensor queries, Tensor? gallery) -> Tensor",
     "cosine_scores_backward": (
@@ -80,7 +80,7 @@ def _rank_loss_backward(grad: Tensor, state: Tensor, *args: Any) -> tuple[Tensor
 
 
 def _ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    ap, found = ap_and_slope(scores, positives, negatives, RankRule(*args[:-1]), args[-1])
+    ap, found = ap_and_slope(scores, positives, negatives, ranks_of(*args[:-1]), args[-1])
     return ap, scores.new_empty(0) if found is None else found
 
 

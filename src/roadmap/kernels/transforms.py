@@ -28,7 +28,7 @@ def rank_loss(compared: Compared, rule: LossRule, as_terms: bool) -> Tensor:
 
 def ap_from_scores(scores: Tensor, positives: Tensor, negatives: Tensor, rule: RankRule) -> Tensor:
     ap: Tensor
-    plain = (*rule.flat, True)
+    plain = (*rule.flat, *rule.measure_or_ap.flat, True)
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         ap, _ = torch.ops.roadmap.ap_from_scores(scores, positives, negatives, *plain)
     else:

@@ -7,6 +7,7 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
+from roadmap.losses.decomposable import SupRank, suprank
 from roadmap.losses.distributed import Distributed
 from roadmap.losses.graded_ndcg import GradedNDCG, gradedndcg, ndcg
 from roadmap.losses.happier import HAPPIER
@@ -16,6 +17,8 @@ from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.matryoshka import Matryoshka
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
+from roadmap.losses.rank_ndcg import SupNDCG, binary_ndcg, supndcg
+from roadmap.losses.rank_recall import RecallAtK, recall_at_k
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.selective_triplets import TripletSCT, triplet_sct
 from roadmap.losses.spherical import SphericalConstraint
@@ -36,13 +39,17 @@ __all__ = [
     "HordeContrastive",
     "Matryoshka",
     "Memory",
+    "RecallAtK",
     "SmoothAP",
     "SoftBinAP",
     "SphericalConstraint",
     "SupAP",
+    "SupNDCG",
+    "SupRank",
     "TripletSCT",
     "TwoPass",
     "average_precision",
+    "binary_ndcg",
     "blackboxap",
     "calibration",
     "fastap",
@@ -50,9 +57,12 @@ __all__ = [
     "h_ap",
     "hierarchicalap",
     "ndcg",
+    "recall_at_k",
     "saturation_point",
     "smoothap",
     "softbinap",
     "supap",
+    "supndcg",
+    "suprank",
     "triplet_sct",
 ]

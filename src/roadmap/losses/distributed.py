@@ -72,8 +72,9 @@ class Distributed(nn.Module):
     @property
     def by_rows(self) -> bool:
         """Whether each process computes the rows of its own queries alone. A loss with weights does not: each process
-        then has their whole gradient."""
-        return hasattr(self.loss, "terms") and next(self.loss.parameters(), None) is None
+        then has their whole gradient. Nor does one that says `whole_batch`: it makes something of any two queries."""
+        whole = getattr(self.loss, "whole_batch", False)
+        return hasattr(self.loss, "terms") and not whole and next(self.loss.parameters(), None) is None
 
     # Processes wait for each other here, and shapes hang on what the others bring: no compiler follows.
     @uncompiled

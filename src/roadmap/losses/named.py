@@ -10,11 +10,14 @@ from torch import nn
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP
 from roadmap.losses.blackbox_ap import BlackBoxAP
+from roadmap.losses.decomposable import SupRank
 from roadmap.losses.graded_ndcg import GradedNDCG
 from roadmap.losses.happier import HAPPIER
 from roadmap.losses.hierarchical_ap import HierarchicalAP
 from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.rank_ap import SmoothAP, SupAP
+from roadmap.losses.rank_ndcg import SupNDCG
+from roadmap.losses.rank_recall import RecallAtK
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.selective_triplets import TripletSCT
 from roadmap.losses.spherical import SphericalConstraint
@@ -56,6 +59,9 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "graded_ndcg": GradedNDCG,
     "triplet_sct": TripletSCT,
     "contrastive_horde": HordeContrastive,
+    "recall_at_k": RecallAtK,
+    "supndcg": SupNDCG,
+    "suprank": SupRank,
 }
 # The keys of pml.RECIPES, written down so that naming them does not import pytorch-metric-learning.
 BORROWED = (

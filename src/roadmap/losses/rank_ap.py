@@ -7,6 +7,8 @@ AP_i = 1/|P_i| Σ_{k ∈ P_i} rank⁺(k) / (rank⁺(k) + rank⁻(k))
 exact    step, H(0) = 1        step, H(0) = 1         Eqs. (1), (3)
 SmoothAP sigmoid(t / tau)      sigmoid(t / tau)       Brown et al., ECCV 2020
 SupAP    step, no gradient     Eq. (4)                Eq. (5)
+
+Other measures of the same ranks: NDCG (rank_ndcg.py) and recall at k (rank_recall.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from roadmap.kernels import LossRule, RankRule, ap_from_scores
+from roadmap.kernels import AP, LossRule, Measure, RankRule, ap_from_scores
+from roadmap.kernels.measures import gains, norms
 from roadmap.kernels.precision import at_least_float32
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_flag, check_number, check_scores
@@ -88,12 +91,12 @@ def supap(
     A query without positives does not count; if none counts the loss is 0 with zero gradients.
     """
     check_scores(scores, positives, negatives)
-    delta = _check_h_minus(tau, rho, delta, start, offset)
+    delta = check_h_minus(tau, rho, delta, start, offset)
     rule = RankRule("supap", tau, rho, delta, start, offset)
     return mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
 
 
-def _check_h_minus(tau: float, rho: float, delta: float | None, start: float, offset: float | None) -> float:
+def check_h_minus(tau: float, rho: float, delta: float | None, start: float, offset: float | None) -> float:
     """The delta that is meant."""
     check_number("tau", tau, above=0)
     check_number("rho", rho, at_least=0)
@@ -112,21 +115,28 @@ def mean_ap_loss(ap: Tensor, positives: Tensor) -> Tensor:
 
 
 def plain_average_precision(
-    scores: Tensor, positives: Tensor, negatives: Tensor, h_pos: StepFunction, h_neg: StepFunction
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    h_pos: StepFunction,
+    h_neg: StepFunction,
+    measure: Measure = AP,
 ) -> Tensor:
-    """AP_i of every query, (M,); 0 where P_i is empty. The equations as written, by autograd, with every
-    (pair, item) difference in memory: the truth that the kernels are tested against."""
+    """AP_i of every query (or another measure of its ranks), (M,); 0 where P_i is empty. The equations as written, by
+    autograd, with every (pair, item) difference in memory: the truth that the kernels are tested against."""
     query, k = positives.nonzero(as_tuple=True)
     t = scores[query] - scores[query, k][:, None]  # t[p, j] = s_j - s_k for the p-th positive pair (i, k)
     others = positives[query] & (torch.arange(scores.shape[1], device=k.device) != k[:, None])
     zero = t.new_zeros(())
     rank_pos = 1 + torch.where(others, h_pos(t), zero).sum(1)
     rank_neg = torch.where(negatives[query], h_neg(t), zero).sum(1)
-    precision = rank_pos / (rank_pos + rank_neg)
-    return scores.new_zeros(len(scores)).index_add(0, query, precision) / positives.sum(1).clamp(min=1)
+    size = positives.sum(1).clamp(min=1)
+    precision = gains(measure, rank_pos, rank_neg, size[query])
+    return scores.new_zeros(len(scores)).index_add(0, query, precision) / norms(measure, size, scores)
 
 
-def _ap_terms(c: Comparison, rule: LossRule) -> Terms:
+def rank_terms(c: Comparison, rule: LossRule) -> Terms:
+    """The term of the ranks: sum of 1 - AP_i, or another measure, over the queries with a positive; their number."""
     found = c.terms(rule)
     if found is not None:
         return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
@@ -169,7 +179,7 @@ class SmoothAP(nn.Module):
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
-        return _ap_terms(c, self.rule)
+        return rank_terms(c, self.rule)
 
     def value(self, terms: Terms) -> Tensor:
         """The loss that `terms` come to; they may be sums over several comparisons."""
@@ -205,7 +215,7 @@ class SupAP(nn.Module):
         offset: float | None = None,
     ) -> None:
         super().__init__()
-        self.delta = _check_h_minus(tau, rho, delta, start, offset)
+        self.delta = check_h_minus(tau, rho, delta, start, offset)
         check_flag("include_self", include_self)
         self.tau = tau
         self.rho = rho
@@ -232,7 +242,7 @@ class SupAP(nn.Module):
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
-        return _ap_terms(c, self.rule)
+        return rank_terms(c, self.rule)
 
     def value(self, terms: Terms) -> Tensor:
         """The loss that `terms` come to; they may be sums over several comparisons."""

@@ -37,7 +37,7 @@ class Terms:
 
 
 def ap_terms(ap: Tensor, positives: Tensor) -> Terms:
-    """Sum of 1 - AP_i over the queries with a positive, and their number; AP_i is (M,)."""
+    """Sum of 1 - AP_i (or 1 - another measure) over the queries with a positive, and their number; AP_i is (M,)."""
     counted = positives.any(1)
     return Terms(((1 - ap) * counted).sum()[None], counted.sum()[None])
 

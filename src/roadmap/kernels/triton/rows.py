@@ -26,6 +26,7 @@ from roadmap.kernels.triton.layout import (
     own_column,
 )
 from roadmap.kernels.triton.math import step_and_slope
+from roadmap.kernels.triton.measures import gain_and_slopes, measure_constants, norm_of
 
 
 @triton.jit
@@ -102,6 +103,7 @@ def _rank_rows(
     S, Pos, Neg, QLabels, GLabels, Own, Slope, Stats, M, N, inv_tau, rho_tau, delta, jump, top, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, MASKS: tl.constexpr,
     OWN: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    MEASURE: tl.constexpr, CUTS: tl.constexpr, REACHABLE: tl.constexpr,
 ):  # fmt: skip
     """AP_i of one query by counting, and ∂AP_i/∂s over its row: the equations of kernels/blocked.py."""
     row = tl.program_id(0)
@@ -117,7 +119,8 @@ def _rank_rows(
             size += tl.sum(pos.to(tl.int32), 0)
             if WITH_SLOPE:
                 tl.store(Slope + base + j, tl.zeros((BLOCK,), tl.float32), mask=j < N)
-        share = 1.0 / tl.maximum(size, 1).to(tl.float32)
+        norm = norm_of(size, MEASURE, BLOCK)
+        share = 1.0 / norm
         ap = 0.0
         for k_start in range(0, N, BLOCK):
             k_all = k_start + tl.arange(0, BLOCK)
@@ -145,11 +148,12 @@ def _rank_rows(
                     else:
                         rank_pos += tl.sum(tl.where(pos, value, 0.0), 0)
                         slope_pos += tl.sum(tl.where(pos, slope, 0.0), 0)
-                total = rank_pos + rank_neg
-                ap += rank_pos / total
+                gain, by_pos, weight = gain_and_slopes(
+                    rank_pos, rank_neg, size, share * inv_tau, MEASURE, CUTS, REACHABLE
+                )
+                ap += gain
                 if WITH_SLOPE:
-                    by_neg = -share * inv_tau * rank_pos / (total * total)
-                    by_pos = share * inv_tau * rank_neg / (total * total)
+                    by_neg = -weight
                     for start in range(0, N, BLOCK):
                         j = start + tl.arange(0, BLOCK)
                         s = tl.load(S + base + j, mask=j < N, other=0.0)
@@ -166,7 +170,7 @@ def _rank_rows(
                         # Each thread adds to the elements it wrote itself, so no barrier is needed.
                         before = tl.load(Slope + base + j, mask=j < N, other=0.0)
                         tl.store(Slope + base + j, before + grad, mask=j < N)
-        tl.store(Stats + M * AP_LOSS + row, tl.where(size > 0, 1.0 - ap / tl.maximum(size, 1).to(tl.float32), 0.0))
+        tl.store(Stats + M * AP_LOSS + row, tl.where(size > 0, 1.0 - ap / norm, 0.0))
         tl.store(Stats + M * COUNTED + row, tl.where(size > 0, 1.0, 0.0))
 
 
@@ -216,5 +220,6 @@ def launch_rows(
         INCLUDE_SELF=rule.include_self,
         WITH_SLOPE=slope is not None,
         BLOCK=block,
+        **measure_constants(rule),
         num_warps=warps,
     )  # fmt: skip

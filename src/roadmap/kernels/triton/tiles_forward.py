@@ -10,6 +10,7 @@ from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import launch
 from roadmap.kernels.triton.layout import AP_LOSS, BOUND, COUNTED, LOWEST, NOWHERE, own_column
 from roadmap.kernels.triton.math import DEPTH, TILE, score_tile, sigmoid, step_and_slope
+from roadmap.kernels.triton.measures import AP, gain_and_slopes, measure_constants, norm_of
 from roadmap.kernels.triton.reduce import reduce_rows
 from roadmap.kernels.triton.rows import store_calibration
 from roadmap.kernels.triton.tiles import PROGRAMS, PositivePairs, TileState, rank_grid, worth_it
@@ -108,6 +109,7 @@ def _rows_from_ranks(
     splits, inv_tau, steepest, alpha,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, OWN: tl.constexpr,
     INCLUDE_SELF: tl.constexpr, KS: tl.constexpr,
+    MEASURE: tl.constexpr, CUTS: tl.constexpr, REACHABLE: tl.constexpr,
 ):  # fmt: skip
     """AP_i of one query from the counted ranks, and what the backward needs of each of its positives."""
     row = tl.program_id(0).to(tl.int64)
@@ -118,10 +120,12 @@ def _rows_from_ranks(
     listed = size
     if not INCLUDE_SELF:
         listed = size - stands
-    share = 1.0 / tl.maximum(listed, 1).to(tl.float32)
+    norm = norm_of(listed, MEASURE, KS)
+    share = 1.0 / norm
     ap = 0.0
     weights = 0.0
     largest = 0.0
+    reach = 0.0
     lowest = 4.0
     pos_sum = 0.0
     pos_count = 0.0
@@ -159,22 +163,27 @@ def _rows_from_ranks(
                 else:
                     counts = sigmoid(s_j[None, :] - s_k[:, None], inv_tau)
                 rank_pos += tl.sum(tl.where(others, counts, 0.0), 1)
-            total = rank_pos + rank_neg
-            ap += tl.sum(tl.where(ok, rank_pos / total, 0.0), 0)
-            weight = tl.where(ok, share * rank_pos / (total * total), 0.0)
+            gain, by_pos, weight = gain_and_slopes(rank_pos, rank_neg, listed, share, MEASURE, CUTS, REACHABLE)
+            ap += tl.sum(tl.where(ok, gain, 0.0), 0)
+            weight = tl.where(ok, weight, 0.0)
             weights += tl.sum(weight, 0)
             largest = tl.maximum(largest, tl.max(weight * slope_neg, 0))
             tl.store(Weight + offset + k, weight, mask=k < size)
             tl.store(PosSlope + offset + k, weight * slope_neg, mask=k < size)
             if not SUPAP:
-                tl.store(ByPos + offset + k, tl.where(ok, share * rank_neg / (total * total), 0.0), mask=k < size)
+                by_pos = tl.where(ok, by_pos, 0.0)
+                if MEASURE != AP:
+                    reach = tl.maximum(reach, tl.max(tl.abs(by_pos), 0))
+                tl.store(ByPos + offset + k, by_pos, mask=k < size)
     if RANKS:
-        tl.store(Stats + M * AP_LOSS + row, tl.where(listed > 0, 1.0 - ap / tl.maximum(listed, 1).to(tl.float32), 0.0))
+        tl.store(Stats + M * AP_LOSS + row, tl.where(listed > 0, 1.0 - ap / norm, 0.0))
         tl.store(Stats + M * COUNTED + row, (listed > 0).to(tl.float32))
-        # Positives push each other by at most Σ ByPos · steepest <= |P_i| · share · steepest under SmoothAP.
+        # Positives push each other by at most Σ_j |ByPos_j - ByPos_k| · steepest. Under SmoothAP ByPos <= share.
         among = 0.0
         if not SUPAP:
             among = 2.0 * steepest
+            if MEASURE != AP:
+                among = among * reach * listed
         tl.store(Stats + M * LOWEST + row, lowest)
         tl.store(Stats + M * BOUND + row, tl.maximum(weights * steepest, largest + among))
     if CALIBRATE:
@@ -268,7 +277,8 @@ def finish_rows(state: TileState, call: LossCall, pairs: PositivePairs, grad: bo
         ranks.steepest if ranks else 0.0,
         calibration.alpha if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=call.rule.is_supap, CALIBRATE=calibration is not None,
-        ALL=calibration is not None and calibration.average == "all", **own, num_warps=warps,
+        ALL=calibration is not None and calibration.average == "all", **own, **measure_constants(call.rule),
+        num_warps=warps,
     )  # fmt: skip
     if grad and ranks is not None and not call.rule.is_supap:
         scores, slopes = state.positive_scores, state.positive_slopes

@@ -1,0 +1,197 @@
+"""SupRank (Ramzi et al., "Optimization of Rank Losses for Image Retrieval", 2023): a rank loss whose ranks are counted
+as SupAP counts them, and in place of the calibration a proxy for each class, which holds it together across batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from roadmap.kernels import NDCG, LossRule, Measure, RankRule, ap_from_scores, cosine_scores
+from roadmap.kernels.precision import at_least_float32
+from roadmap.losses.arguments import (
+    check_count,
+    check_flag,
+    check_number,
+    check_scores,
+    values_are_free_to_read,
+)
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
+from roadmap.losses.rank_recall import Share, recall_measure, recall_words
+from roadmap.losses.terms import Terms
+
+Ranking = Literal["ap", "ndcg", "recall"]
+
+
+def suprank(
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    proxy_scores: Tensor,
+    classes: Tensor,
+    lam: float = 0.1,
+    temperature: float = 0.05,
+    measure: Ranking = "ap",
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float | None = None,
+    start: float = 0.5,
+    offset: float | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8, 16),
+    tau_k: float | Sequence[float] = 1.0,
+    share: Share = "reachable",
+) -> Tensor:
+    """(1 - lam) L_rank + lam L_DG, as a scalar with a gradient; `SupRank` says what the arguments are.
+
+    Args:
+        scores, positives, negatives: as in `roadmap.losses.supap`.
+        proxy_scores: (M, C) cosines of the queries with the proxies of all classes.
+        classes: (M,) the class of each query, in [0, C).
+    """
+    check_scores(scores, positives, negatives)
+    _check_weights(lam, temperature)
+    if proxy_scores.ndim != 2 or len(proxy_scores) != len(scores):
+        raise ValueError(
+            f"proxy_scores must have shape ({len(scores)}, classes), a row for each query, got "
+            f"{tuple(proxy_scores.shape)}"
+        )
+    delta = check_h_minus(tau, rho, delta, start, offset)
+    rule = RankRule("supap", tau, rho, delta, start, offset, _measure(measure, ks, tau_k, share))
+    ranking = mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
+    return (1 - lam) * ranking + lam * proxy_terms(at_least_float32(proxy_scores), classes, temperature).means[0]
+
+
+def proxy_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:
+    """Cross-entropy of each query's class under softmax(cosine / temperature): its sum, and the number of queries.
+
+    A class that has no proxy is refused, or makes the sum NaN where looking at it would stall a GPU.
+    """
+    count = proxy_scores.shape[1]
+    unknown = (classes < 0) | (classes >= count)
+    if values_are_free_to_read(classes) and bool(unknown.any()):
+        raise ValueError(
+            f"labels must lie in [0, {count}), the classes this loss has weights for, got {int(classes[unknown][0])}; "
+            "number the training classes from 0 and pass num_classes"
+        )
+    places = classes.clamp(0, count - 1).long()
+    total = F.cross_entropy(proxy_scores / temperature, places, reduction="sum")
+    total = total + torch.where(unknown.any(), torch.nan, 0.0).to(total.dtype)
+    return Terms(total[None], torch.full((1,), len(classes), device=total.device))
+
+
+def _measure(measure: Ranking, ks: Sequence[int], tau_k: float | Sequence[float], share: Share) -> Measure | None:
+    if measure not in get_args(Ranking):
+        raise ValueError(f"measure must be 'ap', 'ndcg' or 'recall', got {measure!r}")
+    recall = recall_measure(ks, tau_k, share)
+    return {"ap": None, "ndcg": NDCG, "recall": recall}[measure]
+
+
+def _check_weights(lam: float, temperature: float) -> None:
+    check_number("lam", lam, at_least=0)
+    if lam > 1:
+        raise ValueError(f"lam must be <= 1: the loss is (1 - lam) rank loss + lam proxies, got {lam}")
+    check_number("temperature", temperature, above=0)
+
+
+class SupRank(nn.Module):
+    """(1 - lam) L_rank + lam L_DG: a rank loss, and a proxy for each class that holds it together across batches.
+
+    L_rank is 1 - AP, 1 - NDCG or 1 - recall at k over ranks counted with a step H⁺ and H⁻ of Eq. (4): `SupAP`,
+    `SupNDCG`, or the recall that way. L_DG is the cluster loss of HAPPIER (Ramzi et al., ECCV 2022), a normalised
+    softmax:
+
+        L_DG = -1/M Σ_i log( exp(cos(q_i, p_{y_i}) / temperature) / Σ_c exp(cos(q_i, p_c) / temperature) )
+
+    Every query counts in it, whether it has positives or not; a gallery is ranked but has no proxies. The proxies are
+    weights: give `loss.parameters()` to an optimiser (the released settings: Adam at a rate of its own).
+
+    Args:
+        num_classes: of the training set; labels of the queries lie in [0, num_classes).
+        embedding_size: dimensions of the embeddings.
+        lam: weight of the proxies, in [0, 1]. Released for AP: 0.1; for NDCG 0.5; for recall they are added 1 + 1.
+        temperature: of the softmax.
+        measure: "ap", "ndcg" or "recall".
+        tau, rho, delta, include_self, start, offset: see `SupAP`.
+        ks, tau_k, share: of the recall, see `RecallAtK`; as released, it divides by what k places can hold.
+
+    >>> import torch
+    >>> loss = SupRank(num_classes=4, embedding_size=16)
+    >>> loss(torch.randn(8, 16, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).backward()
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        lam: float = 0.1,
+        temperature: float = 0.05,
+        measure: Ranking = "ap",
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = None,
+        include_self: bool = True,
+        start: float = 0.5,
+        offset: float | None = None,
+        ks: Sequence[int] = (1, 2, 4, 8, 16),
+        tau_k: float | Sequence[float] = 1.0,
+        share: Share = "reachable",
+    ) -> None:
+        super().__init__()
+        check_count("num_classes", num_classes, at_least=1)
+        check_count("embedding_size", embedding_size, at_least=1)
+        _check_weights(lam, temperature)
+        check_flag("include_self", include_self)
+        delta = check_h_minus(tau, rho, delta, start, offset)
+        ranks = RankRule("supap", tau, rho, delta, start, offset, _measure(measure, ks, tau_k, share))
+        self.lam, self.temperature = lam, temperature
+        self.rule = LossRule(ranks, None, include_self=include_self)
+        self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
+        nn.init.uniform_(self.proxies, -1 / math.sqrt(embedding_size), 1 / math.sqrt(embedding_size))
+
+    def extra_repr(self) -> str:
+        classes, dimensions = self.proxies.shape
+        ranks = self.rule.ranks
+        assert ranks is not None
+        said = f"num_classes={classes}, embedding_size={dimensions}, lam={self.lam}, temperature={self.temperature}"
+        said += f", measure={ranks.measure_or_ap.kind!r}, tau={ranks.tau}, rho={ranks.rho}, delta={ranks.delta:.6g}"
+        said += f", include_self={self.rule.include_self}, start={ranks.start}, offset={ranks.offset}"
+        more = recall_words(ranks.measure_or_ap)
+        return f"{said}, {more}" if more else said
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        if fused is None:
+            return self.value(self.terms(c))
+        return (1 - self.lam) * fused + self.lam * self._proxy_terms(c).means[0]
+
+    def terms(self, c: Comparison) -> Terms:
+        """The term of the ranks, and the cross-entropies with the number of queries: two terms."""
+        return Terms.concatenation(rank_terms(c, self.rule), self._proxy_terms(c))
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        means = terms.means
+        return (1 - self.lam) * means[0] + self.lam * means[1]
+
+    def _proxy_terms(self, c: Comparison) -> Terms:
+        dimensions = self.proxies.shape[1]
+        if c.embeddings.shape[1] != dimensions:
+            raise ValueError(
+                f"embeddings have {c.embeddings.shape[1]} dimensions but the loss was made with "
+                f"embedding_size={dimensions}"
+            )
+        return proxy_terms(cosine_scores(c.embeddings, self.proxies), c.query_labels, self.temperature)

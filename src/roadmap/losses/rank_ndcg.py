@@ -1,0 +1,123 @@
+"""NDCG of the ranks that SupAP counts, for items that are relevant or not: exact, and by a smooth upper bound.
+
+DCG_i = Σ_{k ∈ P_i} 1 / log2(1 + rank(k))        NDCG_i = DCG_i / Σ_{j = 1}^{|P_i|} 1 / log2(1 + j)
+rank(k) = rank⁺(k) + rank⁻(k), as in rank_ap.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from roadmap.kernels import NDCG, LossRule, RankRule, ap_from_scores
+from roadmap.kernels.precision import at_least_float32
+from roadmap.losses.arguments import check_flag, check_scores
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
+from roadmap.losses.terms import Terms
+from roadmap.metrics.counted import counts_of_scores
+
+
+def binary_ndcg(
+    scores: Tensor, positives: Tensor, negatives: Tensor, *, reduction: Literal["mean", "none"] = "mean"
+) -> Tensor:
+    """Exact NDCG, every positive with the gain 1, in float64. No gradient.
+
+    Args:
+        scores: (M, N), finite, higher is nearer. H(0) = 1 as in Eq. (3): a tie counts against the positive.
+        positives: (M, N) mask of P_i.
+        negatives: (M, N) mask of N_i; an item in neither is not in the ranking.
+        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where P_i is
+            empty.
+    """
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
+    check_scores(scores, positives, negatives)
+    found = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
+    if bool(positives.any()):
+        counts = counts_of_scores(at_least_float32(scores.detach()), positives, negatives)
+        rank = (counts.positives_at_least + counts.negatives_at_least).double()
+        places = torch.arange(2, rank.shape[1] + 2, device=scores.device, dtype=torch.float64)
+        gained, best = (torch.where(counts.valid, 1 / r.log2(), 0.0).sum(1) for r in (1 + rank, places))
+        found = gained / best  # 0 / 0 where P_i is empty
+    return found.nanmean() if reduction == "mean" else found
+
+
+def supndcg(
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float | None = None,
+    start: float = 0.5,
+    offset: float | None = None,
+) -> Tensor:
+    """A smooth upper bound of 1 - NDCG, as a scalar with a gradient. Arguments as in `roadmap.losses.supap`."""
+    check_scores(scores, positives, negatives)
+    delta = check_h_minus(tau, rho, delta, start, offset)
+    rule = RankRule("supap", tau, rho, delta, start, offset, NDCG)
+    return mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
+
+
+class SupNDCG(nn.Module):
+    """1 - NDCG over ranks counted as SupAP counts them: a smooth upper bound of the loss of NDCG (Ramzi et al.,
+    "Optimization of Rank Losses for Image Retrieval", 2023). Relevance is binary, every positive has the gain 1.
+
+    H⁺ is a step without gradient and H⁻ is Eq. (4), nowhere below the step. So no rank is underestimated, and a gain
+    falls with the rank.
+
+    Args:
+        tau, rho, delta, include_self, start, offset: see `SupAP`. The bound needs start >= 1/2 and offset >= 1.
+
+    >>> import torch
+    >>> loss = SupNDCG()(torch.randn(8, 16, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+    >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = None,
+        include_self: bool = True,
+        start: float = 0.5,
+        offset: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.delta = check_h_minus(tau, rho, delta, start, offset)
+        check_flag("include_self", include_self)
+        self.tau, self.rho, self.include_self, self.start, self.offset = tau, rho, include_self, start, offset
+
+    def extra_repr(self) -> str:
+        said = f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
+        return said + f", start={self.start}, offset={self.offset}"
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = c.fused_loss(self.rule)
+        return self.value(self.terms(c)) if fused is None else fused
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - NDCG_i over the queries that have a positive, and their number: one term."""
+        return rank_terms(c, self.rule)
+
+    def value(self, terms: Terms) -> Tensor:
+        """The loss that `terms` come to; they may be sums over several comparisons."""
+        return terms.means[0]
+
+    @property
+    def rule(self) -> LossRule:
+        ranks = RankRule("supap", self.tau, self.rho, self.delta, self.start, self.offset, NDCG)
+        return LossRule(ranks, None, include_self=self.include_self)
