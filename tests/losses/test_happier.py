@@ -25,7 +25,7 @@ def test_happier_is_its_transcription(case: GradedCase, lam: float) -> None:
     value = loss(x, case.labels, ref_emb=case.gallery, ref_labels=case.gallery_labels)
     value.backward()
 
-    queries, proxies = case.vectors.tolist(), loss.proxies.tolist()
+    queries, proxies = case.vectors.tolist(), loss.clusters.proxies.tolist()
     items = queries if case.gallery is None else case.gallery.tolist()
     rows, columns = (labels.tolist() for labels in case.both)
     grades = loops.tree_grades(rows, columns, case.own, False, "shared")
@@ -36,7 +36,7 @@ def test_happier_is_its_transcription(case: GradedCase, lam: float) -> None:
     assert value.item() == pytest.approx((1 - lam) * ranked + lam * drawn_together, abs=1e-11)
     at_queries = dq + dg if case.gallery is None else dq
     torch.testing.assert_close(x.grad, (1 - lam) * at_queries + lam * cq, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(loss.proxies.grad, lam * cp, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(loss.clusters.proxies.grad, lam * cp, rtol=1e-9, atol=1e-10)
 
 
 def test_lam_of_zero_is_hierarchical_ap() -> None:
@@ -73,7 +73,7 @@ def test_arguments_that_cannot_be(name: str) -> None:
 
 def test_calls_that_cannot_be() -> None:
     loss, x = HAPPIER(4, 3), drawn(3, 3, 0)
-    with pytest.raises(ValueError, match=r"the finest labels must lie in \[0, 4\), .* got 4; number the training"):
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 4\), .* got 4; number the training"):
         loss(x, paths(0, 1, 4))
     with pytest.raises(ValueError, match="sets of labels have none; use HierarchicalAP for them"):
         loss(x, sets("0", "1", "2"))

@@ -24,6 +24,7 @@ def test_every_loss_of_the_package_has_a_name() -> None:
         if inspect.isclass(value := getattr(roadmap.losses, name))  # the others are functions of scores and masks
     }
     around_a_loss = {roadmap.losses.Distributed, roadmap.losses.Memory, roadmap.losses.TwoPass}
+    around_a_loss |= {roadmap.losses.Matryoshka}  # the setting `dims`
     around_a_loss |= {roadmap.losses.SphericalConstraint}  # which has a name of its own, with the loss as an option
     around_a_loss |= {roadmap.losses.HORDE}  # of features, not of embeddings
     assert set(OWN.values()) == classes - around_a_loss

@@ -17,7 +17,7 @@ from roadmap.losses import (
     SupAP,
     SupNDCG,
     SupRank,
-    binary_ndcg,
+    ndcg,
     recall_at_k,
     saturation_point,
     supndcg,
@@ -47,6 +47,11 @@ MODULES: dict[str, tuple[Any, Literal]] = {
 }
 
 
+def graded(positives: Tensor, negatives: Tensor) -> Tensor:
+    """1 for positives, 0 for negatives, -1 for what is in no ranking."""
+    return torch.where(positives, 1.0, torch.where(negatives, 0.0, -1.0))
+
+
 @BOTH
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("case", CASES, ids=repr)
@@ -63,8 +68,8 @@ def test_functions_ignore_items_in_neither_mask(seed: int, ties: bool) -> None:
     check_agrees_on_scores(recall_at_k, rank_literal.recall_at_k, table)
     scores, positives, negatives = table
     expected = rank_literal.exact_ndcg(scores.tolist(), positives.tolist(), negatives.tolist())
-    assert binary_ndcg(*table).item() == pytest.approx(expected, abs=1e-12)
-    each = binary_ndcg(*table, reduction="none")
+    assert ndcg(scores, graded(positives, negatives)).item() == pytest.approx(expected, abs=1e-12)
+    each = ndcg(scores, graded(positives, negatives), reduction="none")
     assert torch.equal(each.isnan(), ~positives.any(1))
     assert each.nanmean().item() == pytest.approx(expected, abs=1e-12)
 
@@ -82,14 +87,18 @@ def test_defaults_are_the_papers() -> None:
     assert loss.measure == recall_measure((1, 2, 4, 8, 16), 1.0, "positives")
     assert (loss.tau, loss.include_self, loss.mix) == (0.01, False, False)
     assert repr(loss).startswith("RecallAtK(ks=[1, 2, 4, 8, 16], tau_k=[1.0, 1.0, 1.0, 1.0, 1.0], share='positives'")
-    assert (SupRank(2, 3).lam, SupRank(2, 3).temperature, SupRank(2, 3).rule.ranks) == (0.1, 0.05, SupAP().rule.ranks)
+    assert (SupRank(2, 3).lam, SupRank(2, 3).clusters.temperature, SupRank(2, 3).rule.ranks) == (
+        0.1,
+        0.05,
+        SupAP().rule.ranks,
+    )
 
 
 def test_worked_by_hand() -> None:
     # order + - +: ranks 1 and 3
     scores, positives = torch.tensor([[0.9, 0.5, 0.1]]).double(), torch.tensor([[True, False, True]])
     expected = (1 + 1 / 2) / (1 + 1 / math.log2(3))
-    assert binary_ndcg(scores, positives, ~positives).item() == pytest.approx(expected, abs=1e-12)
+    assert ndcg(scores, graded(positives, ~positives)).item() == pytest.approx(expected, abs=1e-12)
     h = 100 * (0.4 - saturation_point(0.01)) + 0.99 + 0.5  # the negative 0.4 above the second positive
     bound = (1 + 1 / math.log2(1 + 2 + h)) / (1 + 1 / math.log2(3))
     assert supndcg(scores, positives, ~positives).item() == pytest.approx(1 - bound, abs=1e-12)
@@ -136,7 +145,7 @@ def test_supndcg_is_an_upper_bound(
     assume(bool(positives.any()))
     for s, slack in ((scores, 1e-12), (scores.float(), 1e-6)):
         assert supndcg(s, positives, negatives, tau, rho, delta).item() >= (
-            1 - binary_ndcg(s, positives, negatives).item() - slack
+            1 - ndcg(s, graded(positives, negatives)).item() - slack
         )
 
 
@@ -190,7 +199,7 @@ def test_suprank_is_its_transcription(measure: Any, gallery: bool) -> None:
     value = loss(x, labels, **others)
     value.backward()
     P, N = literal.masks(labels.tolist(), item_labels if gallery else None, include_self=False)
-    queries, rows, proxies = x.tolist(), items.tolist(), loss.proxies.tolist()
+    queries, rows, proxies = x.tolist(), items.tolist(), loss.clusters.proxies.tolist()
     ranking, ds = rank_transcription(measure)(literal.cosines(queries, rows), P, N)
     clusters, dp = rank_literal.proxies(literal.cosines(queries, proxies), labels.tolist())
     (dq, dg), (dx, dw) = (
@@ -200,7 +209,7 @@ def test_suprank_is_its_transcription(measure: Any, gallery: bool) -> None:
     assert value.item() == pytest.approx(0.7 * ranking + 0.3 * clusters, abs=1e-11)
     at_x = 0.7 * (dq if gallery else dq + dg) + 0.3 * dx
     torch.testing.assert_close(x.grad, at_x, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(loss.proxies.grad, 0.3 * dw, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(loss.clusters.proxies.grad, 0.3 * dw, rtol=1e-8, atol=1e-9)
     if gallery:
         torch.testing.assert_close(items.grad, 0.7 * dg, rtol=1e-8, atol=1e-9)
 
@@ -209,7 +218,7 @@ def test_the_module_is_the_function() -> None:
     loss = SupRank(4, 3, lam=0.4, temperature=0.2, measure="recall", ks=(1, 3), tau_k=0.5, share="positives").double()
     x = drawn(9, 3, 5)
     c = Comparison.of(x, LABELS)
-    proxy = torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(loss.proxies).T
+    proxy = torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(loss.clusters.proxies).T
     expected = suprank(
         c.scores, c.positives(include_self=True), c.negatives, proxy, LABELS, 0.4, 0.2, "recall", ks=(1, 3), tau_k=0.5,
         share="positives",
@@ -225,7 +234,7 @@ def test_ends_of_lam_are_the_two_terms() -> None:
     assert SupRank(4, 3, lam=0)(x, LABELS).item() == pytest.approx(SupAP()(x, LABELS).item(), abs=1e-12)
     assert SupRank(4, 3, lam=0, measure="ndcg")(x, LABELS).item() == pytest.approx(SupNDCG()(x, LABELS).item())
     loss = SupRank(4, 3, lam=1).double()
-    expected = rank_literal.proxies(literal.cosines(x.tolist(), loss.proxies.tolist()), LABELS.tolist())[0]
+    expected = rank_literal.proxies(literal.cosines(x.tolist(), loss.clusters.proxies.tolist()), LABELS.tolist())[0]
     assert loss(x, LABELS).item() == pytest.approx(expected, abs=1e-11)
 
 
@@ -310,7 +319,6 @@ def test_without_pairs_nothing_is_mixed() -> None:
         (lambda: SupRank(2, 3, temperature=0.0), "temperature must be > 0"),
         (lambda: SupRank(2, 3)(torch.randn(2, 3), torch.tensor([0, 2])), r"labels must lie in \[0, 2\), .*got 2;"),
         (lambda: SupRank(2, 3)(torch.randn(2, 4), torch.tensor([0, 1])), "4 dimensions but the loss was made with"),
-        (lambda: binary_ndcg(*score_table(0), reduction="sum"), "reduction must be 'mean' or 'none', got 'sum'"),
         (
             lambda: suprank(*score_table(0), torch.zeros(3, 2), torch.zeros(4)),
             r"proxy_scores must have shape \(4, classes\), a row for each query, got \(3, 2\)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,20 @@ import torch
 from torch import Tensor, nn
 
 import roadmap.losses
-from roadmap.losses import ROADMAP, Calibration, FastAP, GradedNDCG, HierarchicalAP, SmoothAP, SupAP, gradedndcg, h_ap
+from roadmap.losses import (
+    ROADMAP,
+    Calibration,
+    FastAP,
+    GradedNDCG,
+    HierarchicalAP,
+    Matryoshka,
+    Memory,
+    SmoothAP,
+    SphericalConstraint,
+    SupAP,
+    gradedndcg,
+    h_ap,
+)
 from roadmap.losses.arguments import GRADED
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.relevance import Relevance, SetRelevance, TreeRelevance, check_tree
@@ -85,7 +99,7 @@ def test_autocast_counts_labels_in_common_exactly() -> None:
 
 def test_the_words_name_the_losses_that_take_grades() -> None:
     named = {getattr(roadmap.losses, name) for name in roadmap.losses.__all__}
-    graded = {loss.__name__ for loss in named if isinstance(loss, type) and getattr(loss, "takes_paths", False)}
+    graded = {loss.__name__ for loss in named if isinstance(loss, type) and getattr(loss, "takes_paths", False) is True}
     assert graded == set(GRADED)
 
 
@@ -216,3 +230,13 @@ def test_functions_refuse_in_words() -> None:
 
 def test_a_tree_that_lacks_some_parents_is_a_tree() -> None:
     check_tree(torch.tensor([[0, -1, 4], [0, 2, 4], [-1, 2, 4], [1, 3, 5], [1, -1, -1]]), torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("around", [lambda loss: Matryoshka(loss, [2, 3]), SphericalConstraint])
+def test_what_goes_around_a_loss_hands_paths_on(around: Callable[[nn.Module], nn.Module]) -> None:
+    x, y, plain = drawn(6, 3, 0), paths(0, 0, 1, 2, 2, 3), torch.tensor([0, 0, 1, 2, 2, 3])
+    inside = around(HierarchicalAP())
+    torch.testing.assert_close(Memory(inside, 8)(x, y), inside(x, y))  # an empty memory
+    assert not torch.equal(inside(x, y), inside(x, plain))
+    with pytest.raises(ValueError, match="labels must be 1-D"):
+        around(SupAP())(x, y)

@@ -17,7 +17,7 @@ from roadmap.losses.horde_contrastive import HordeContrastive
 from roadmap.losses.matryoshka import Matryoshka
 from roadmap.losses.memory import Memory
 from roadmap.losses.rank_ap import SmoothAP, SupAP, saturation_point, smoothap, supap
-from roadmap.losses.rank_ndcg import SupNDCG, binary_ndcg, supndcg
+from roadmap.losses.rank_ndcg import SupNDCG, supndcg
 from roadmap.losses.rank_recall import RecallAtK, recall_at_k
 from roadmap.losses.roadmap import ROADMAP
 from roadmap.losses.selective_triplets import TripletSCT, triplet_sct
@@ -49,7 +49,6 @@ __all__ = [
     "TripletSCT",
     "TwoPass",
     "average_precision",
-    "binary_ndcg",
     "blackboxap",
     "calibration",
     "fastap",

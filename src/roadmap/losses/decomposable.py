@@ -3,23 +3,15 @@ as SupAP counts them, and in place of the calibration a proxy for each class, wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from roadmap.kernels import NDCG, LossRule, Measure, RankRule, ap_from_scores, cosine_scores
+from roadmap.kernels import NDCG, LossRule, Measure, RankRule, ap_from_scores
 from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import (
-    check_count,
-    check_flag,
-    check_number,
-    check_scores,
-    values_are_free_to_read,
-)
+from roadmap.losses.arguments import check_flag, check_number, check_scores
+from roadmap.losses.clusters import Clusters, cluster_terms
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
 from roadmap.losses.rank_recall import Share, recall_measure, recall_words
@@ -63,25 +55,7 @@ def suprank(
     delta = check_h_minus(tau, rho, delta, start, offset)
     rule = RankRule("supap", tau, rho, delta, start, offset, _measure(measure, ks, tau_k, share))
     ranking = mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
-    return (1 - lam) * ranking + lam * proxy_terms(at_least_float32(proxy_scores), classes, temperature).means[0]
-
-
-def proxy_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:
-    """Cross-entropy of each query's class under softmax(cosine / temperature): its sum, and the number of queries.
-
-    A class that has no proxy is refused, or makes the sum NaN where looking at it would stall a GPU.
-    """
-    count = proxy_scores.shape[1]
-    unknown = (classes < 0) | (classes >= count)
-    if values_are_free_to_read(classes) and bool(unknown.any()):
-        raise ValueError(
-            f"labels must lie in [0, {count}), the classes this loss has weights for, got {int(classes[unknown][0])}; "
-            "number the training classes from 0 and pass num_classes"
-        )
-    places = classes.clamp(0, count - 1).long()
-    total = F.cross_entropy(proxy_scores / temperature, places, reduction="sum")
-    total = total + torch.where(unknown.any(), torch.nan, 0.0).to(total.dtype)
-    return Terms(total[None], torch.full((1,), len(classes), device=total.device))
+    return (1 - lam) * ranking + lam * cluster_terms(at_least_float32(proxy_scores), classes, temperature).means[0]
 
 
 def _measure(measure: Ranking, ks: Sequence[int], tau_k: float | Sequence[float], share: Share) -> Measure | None:
@@ -102,13 +76,9 @@ class SupRank(nn.Module):
     """(1 - lam) L_rank + lam L_DG: a rank loss, and a proxy for each class that holds it together across batches.
 
     L_rank is 1 - AP, 1 - NDCG or 1 - recall at k over ranks counted with a step H⁺ and H⁻ of Eq. (4): `SupAP`,
-    `SupNDCG`, or the recall that way. L_DG is the cluster loss of HAPPIER (Ramzi et al., ECCV 2022), a normalised
-    softmax:
-
-        L_DG = -1/M Σ_i log( exp(cos(q_i, p_{y_i}) / temperature) / Σ_c exp(cos(q_i, p_c) / temperature) )
-
-    Every query counts in it, whether it has positives or not; a gallery is ranked but has no proxies. The proxies are
-    weights: give `loss.parameters()` to an optimiser (the released settings: Adam at a rate of its own).
+    `SupNDCG`, or the recall that way. L_DG is the cluster loss of HAPPIER (`roadmap.losses.clusters`). Every query
+    counts in it, whether it has positives or not; a gallery is ranked but has no proxies. The proxies are weights: give
+    `loss.parameters()` to an optimiser (the released settings: Adam at a rate of its own).
 
     Args:
         num_classes: of the training set; labels of the queries lie in [0, num_classes).
@@ -142,24 +112,19 @@ class SupRank(nn.Module):
         share: Share = "reachable",
     ) -> None:
         super().__init__()
-        check_count("num_classes", num_classes, at_least=1)
-        check_count("embedding_size", embedding_size, at_least=1)
         _check_weights(lam, temperature)
         check_flag("include_self", include_self)
         delta = check_h_minus(tau, rho, delta, start, offset)
         ranks = RankRule("supap", tau, rho, delta, start, offset, _measure(measure, ks, tau_k, share))
-        self.lam, self.temperature = lam, temperature
-        self.rule = LossRule(ranks, None, include_self=include_self)
-        self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
-        nn.init.uniform_(self.proxies, -1 / math.sqrt(embedding_size), 1 / math.sqrt(embedding_size))
+        self.clusters = Clusters(num_classes, embedding_size, temperature)
+        self.lam, self.rule = lam, LossRule(ranks, None, include_self=include_self)
 
     def extra_repr(self) -> str:
-        classes, dimensions = self.proxies.shape
         ranks = self.rule.ranks
         assert ranks is not None
-        said = f"num_classes={classes}, embedding_size={dimensions}, lam={self.lam}, temperature={self.temperature}"
-        said += f", measure={ranks.measure_or_ap.kind!r}, tau={ranks.tau}, rho={ranks.rho}, delta={ranks.delta:.6g}"
-        said += f", include_self={self.rule.include_self}, start={ranks.start}, offset={ranks.offset}"
+        said = f"lam={self.lam}, measure={ranks.measure_or_ap.kind!r}, tau={ranks.tau}, rho={ranks.rho}"
+        said += f", delta={ranks.delta:.6g}, include_self={self.rule.include_self}, start={ranks.start}"
+        said += f", offset={ranks.offset}"
         more = recall_words(ranks.measure_or_ap)
         return f"{said}, {more}" if more else said
 
@@ -176,22 +141,13 @@ class SupRank(nn.Module):
         fused = c.fused_loss(self.rule)
         if fused is None:
             return self.value(self.terms(c))
-        return (1 - self.lam) * fused + self.lam * self._proxy_terms(c).means[0]
+        return (1 - self.lam) * fused + self.lam * self.clusters.terms(c).means[0]
 
     def terms(self, c: Comparison) -> Terms:
         """The term of the ranks, and the cross-entropies with the number of queries: two terms."""
-        return Terms.concatenation(rank_terms(c, self.rule), self._proxy_terms(c))
+        return Terms.concatenation(rank_terms(c, self.rule), self.clusters.terms(c))
 
     def value(self, terms: Terms) -> Tensor:
         """The loss that `terms` come to; they may be sums over several comparisons."""
         means = terms.means
         return (1 - self.lam) * means[0] + self.lam * means[1]
-
-    def _proxy_terms(self, c: Comparison) -> Terms:
-        dimensions = self.proxies.shape[1]
-        if c.embeddings.shape[1] != dimensions:
-            raise ValueError(
-                f"embeddings have {c.embeddings.shape[1]} dimensions but the loss was made with "
-                f"embedding_size={dimensions}"
-            )
-        return proxy_terms(cosine_scores(c.embeddings, self.proxies), c.query_labels, self.temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, get_args
@@ -208,6 +209,11 @@ class Items:
     def places(self) -> Tensor:
         """Where this process's items stand among all."""
         return torch.arange(self.first, self.first + len(self.own), device=self.own.device)
+
+
+def takes_own(loss: nn.Module) -> bool:
+    """Whether it can tell a query from its own place in a gallery."""
+    return bool(getattr(loss, "takes_own", "own" in inspect.signature(loss.forward).parameters))
 
 
 def takes_paths(loss: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_graded_scores
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.hierarchical_ap import exact_value
-from roadmap.losses.rank_ap import SupAP
+from roadmap.losses.rank_ndcg import SupNDCG
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeRelevance
 from roadmap.losses.terms import Terms, ap_terms
 
@@ -63,7 +63,7 @@ def gradedndcg(
     check_gain(gain)
     check_graded_scores(scores, grades)
     wide = at_least_float32(scores)
-    ranks = SupAP(tau, rho, delta, True, start, offset).rule.ranks
+    ranks = SupNDCG(tau, rho, delta, True, start, offset).rule.ranks
     rule = GradedRule("ndcg", ranks, exponential=gain == "exponential")
     return ap_terms(graded_from_scores(wide, grades.to(wide.dtype), rule), grades > 0).means[0]
 
@@ -97,7 +97,7 @@ class GradedNDCG(nn.Module):
         check_gain(gain)
         self.gain: Gain = gain
         self.relevance = Relevance(TreeRelevance("levels"), SetRelevance(sets))
-        self.supap = SupAP(tau, rho, delta, include_self, start, offset)  # holds H⁻
+        self.binary = SupNDCG(tau, rho, delta, include_self, start, offset)  # of plain labels, which have one grade
 
     def extra_repr(self) -> str:
         return f"gain={self.gain!r}, sets={self.relevance.sets.kind!r}"
@@ -113,12 +113,15 @@ class GradedNDCG(nn.Module):
         grades: Tensor | None = None,
     ) -> Tensor:
         c = Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, grades)
-        return self.value(self.terms(c))
+        fused = c.fused_loss(self.binary.rule) if c.is_binary else None
+        return self.value(self.terms(c)) if fused is None else fused
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - NDCG_i over the queries that have a positive, and their number: one term."""
-        grades = c.grades(self.relevance, include_self=self.supap.include_self)
-        rule = GradedRule("ndcg", self.supap.rule.ranks, exponential=self.gain == "exponential")
+        if c.is_binary:
+            return self.binary.terms(c)
+        grades = c.grades(self.relevance, include_self=self.binary.include_self)
+        rule = GradedRule("ndcg", self.binary.rule.ranks, exponential=self.gain == "exponential")
         found = graded_from_scores(c.scores, grades, rule)
         terms = ap_terms(found, grades > 0)
         return Terms(c.loss_or_nan(terms.sums), terms.counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from roadmap.losses.arguments import check_count, check_number
 from roadmap.losses.comparison import Comparison
-from roadmap.losses.distributed import Distributed
+from roadmap.losses.distributed import Distributed, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_instance, check_module
 from roadmap.losses.terms import Terms
 
@@ -64,12 +63,12 @@ class Matryoshka(nn.Module):
     @property
     def takes_paths(self) -> bool:
         """Whether the loss compares by a tree of labels."""
-        return bool(getattr(self.losses[0], "takes_paths", False))
+        return takes_paths(self.losses[0])
 
     @property
     def takes_own(self) -> bool:
         """Whether the loss can tell a query from its own place in a gallery."""
-        return "own" in inspect.signature(self.losses[0].forward).parameters
+        return takes_own(self.losses[0])
 
     def _each(self) -> Iterator[tuple[int, float, nn.Module]]:
         losses = self.losses if len(self.losses) == len(self.dims) else repeat(self.losses[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_embeddings, check_flag, check_labels, check_number
-from roadmap.losses.distributed import Distributed, Items, takes_paths
+from roadmap.losses.distributed import Distributed, Items, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.processes import Processes
 from roadmap.losses.ring import NOBODY, Ints, Ring
@@ -202,8 +201,7 @@ class Memory(nn.Module):
 
 
 def _form(loss: nn.Module, asked: Form) -> Form:
-    inside: nn.Module = getattr(loss, "compared", loss)
-    places = getattr(inside, "takes_own", "own" in inspect.signature(inside.forward).parameters)
+    places = takes_own(loss)
     if asked == "joined" and not places:
         raise ValueError(
             f"{type(loss).__name__} cannot tell a query from its own place in a gallery, so it takes no joined form; "

@@ -1,4 +1,4 @@
-"""NDCG of the ranks that SupAP counts, for items that are relevant or not: exact, and by a smooth upper bound.
+"""A smooth upper bound of the loss of NDCG over the ranks that SupAP counts, for items that are relevant or not.
 
 DCG_i = Σ_{k ∈ P_i} 1 / log2(1 + rank(k))        NDCG_i = DCG_i / Σ_{j = 1}^{|P_i|} 1 / log2(1 + j)
 rank(k) = rank⁺(k) + rank⁻(k), as in rank_ap.py
@@ -7,9 +7,7 @@ rank(k) = rank⁺(k) + rank⁻(k), as in rank_ap.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from roadmap.kernels import NDCG, LossRule, RankRule, ap_from_scores
@@ -18,32 +16,6 @@ from roadmap.losses.arguments import check_flag, check_scores
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
 from roadmap.losses.terms import Terms
-from roadmap.metrics.counted import counts_of_scores
-
-
-def binary_ndcg(
-    scores: Tensor, positives: Tensor, negatives: Tensor, *, reduction: Literal["mean", "none"] = "mean"
-) -> Tensor:
-    """Exact NDCG, every positive with the gain 1, in float64. No gradient.
-
-    Args:
-        scores: (M, N), finite, higher is nearer. H(0) = 1 as in Eq. (3): a tie counts against the positive.
-        positives: (M, N) mask of P_i.
-        negatives: (M, N) mask of N_i; an item in neither is not in the ranking.
-        reduction: "mean" over the queries that have a positive (NaN if none has), or "none": (M,), NaN where P_i is
-            empty.
-    """
-    if reduction not in ("mean", "none"):
-        raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    check_scores(scores, positives, negatives)
-    found = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
-    if bool(positives.any()):
-        counts = counts_of_scores(at_least_float32(scores.detach()), positives, negatives)
-        rank = (counts.positives_at_least + counts.negatives_at_least).double()
-        places = torch.arange(2, rank.shape[1] + 2, device=scores.device, dtype=torch.float64)
-        gained, best = (torch.where(counts.valid, 1 / r.log2(), 0.0).sum(1) for r in (1 + rank, places))
-        found = gained / best  # 0 / 0 where P_i is empty
-    return found.nanmean() if reduction == "mean" else found
 
 
 def supndcg(
@@ -65,7 +37,8 @@ def supndcg(
 
 class SupNDCG(nn.Module):
     """1 - NDCG over ranks counted as SupAP counts them: a smooth upper bound of the loss of NDCG (Ramzi et al.,
-    "Optimization of Rank Losses for Image Retrieval", 2023). Relevance is binary, every positive has the gain 1.
+    "Optimization of Rank Losses for Image Retrieval", 2023). Relevance is binary, every positive has the gain 1;
+    `GradedNDCG` takes grades.
 
     H⁺ is a step without gradient and H⁻ is Eq. (4), nowhere below the step. So no rank is underestimated, and a gain
     falls with the rank.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_number
-from roadmap.losses.distributed import Distributed
+from roadmap.losses.distributed import Distributed, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_module
 
 
@@ -66,6 +66,14 @@ class SphericalConstraint(nn.Module):
     @property
     def compared(self) -> nn.Module:
         return self.loss
+
+    @property
+    def takes_own(self) -> bool:
+        return takes_own(self.loss)
+
+    @property
+    def takes_paths(self) -> bool:
+        return takes_paths(self.loss)
 
     @property
     def embedding_size(self) -> int | None:

@@ -1,0 +1,78 @@
+"""One unit vector per class, to which its items are drawn: what HAPPIER and SupRank add to a rank loss.
+
+L_clust = -1/M Σ_i log( exp(cos(q_i, p_{y_i}) / temperature) / Σ_c exp(cos(q_i, p_c) / temperature) )
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from roadmap.kernels import cosine_scores
+from roadmap.losses.arguments import check_count, check_number, values_are_free_to_read
+from roadmap.losses.comparison import Comparison
+from roadmap.losses.relevance import UNKNOWN
+from roadmap.losses.terms import Terms
+
+
+class Clusters(nn.Module):
+    """The vectors of the classes (`proxies`), and the term of a loss that they make.
+
+    Args:
+        num_classes: labels lie in [0, num_classes); of a path that of its last level.
+        embedding_size: dimensions of the embeddings.
+        temperature: of the softmax.
+    """
+
+    def __init__(self, num_classes: int, embedding_size: int, temperature: float) -> None:
+        super().__init__()
+        check_count("num_classes", num_classes, at_least=1)
+        check_count("embedding_size", embedding_size, at_least=1)
+        check_number("temperature", temperature, above=0)
+        self.temperature = temperature
+        self.proxies = nn.Parameter(torch.empty(num_classes, embedding_size))
+        nn.init.uniform_(self.proxies, -1 / math.sqrt(embedding_size), 1 / math.sqrt(embedding_size))
+
+    def extra_repr(self) -> str:
+        classes, dimensions = self.proxies.shape
+        return f"num_classes={classes}, embedding_size={dimensions}, temperature={self.temperature}"
+
+    def terms(self, c: Comparison) -> Terms:
+        """One term over the queries; every one whose class is known counts, whether it has positives or not."""
+        dimensions = self.proxies.shape[1]
+        if c.embeddings.shape[1] != dimensions:
+            raise ValueError(
+                f"embeddings have {c.embeddings.shape[1]} dimensions but the loss was made with "
+                f"embedding_size={dimensions}"
+            )
+        if c.query_labels.dtype == torch.bool:
+            raise ValueError(
+                "this loss draws items to the vector of their one class, and sets of labels have none; "
+                "use HierarchicalAP for them"
+            )
+        classes = c.query_labels if c.query_labels.ndim == 1 else c.query_labels[:, -1]
+        return cluster_terms(cosine_scores(c.embeddings, self.proxies), classes, self.temperature)
+
+
+def cluster_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:
+    """The sum of -log softmax(cosine / temperature) at the class of each query, and the number of queries whose class
+    is known. A class that has no vector is refused, or NaN where looking at it would stall a GPU.
+
+    Args:
+        proxy_scores: (M, classes) cosines with one vector per class.
+        classes: (M,) integers in [0, classes), or -1.
+    """
+    count = proxy_scores.shape[1]
+    known, outside = classes != UNKNOWN, (classes < UNKNOWN) | (classes >= count)
+    if values_are_free_to_read(classes) and bool(outside.any()):
+        raise ValueError(
+            f"labels must lie in [0, {count}), the classes this loss has weights for, got "
+            f"{int(classes[outside][0])}; number the training classes from 0 and pass num_classes"
+        )
+    places = torch.where(known, classes.clamp(0, count - 1), UNKNOWN).long()
+    total = F.cross_entropy(proxy_scores / temperature, places, reduction="sum", ignore_index=UNKNOWN)
+    total = total + torch.where(outside.any(), torch.nan, 0.0).to(total.dtype)
+    return Terms(total[None], known.sum()[None])
