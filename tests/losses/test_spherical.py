@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from roadmap.losses import ROADMAP, Distributed, FastAP, HordeContrastive, Memory, SphericalConstraint, TripletSCT
-from roadmap.losses.named import OWN, named_loss
+from roadmap.losses.named import OWN, named_loss, required_options
 
 from .cases import CASES, Case, drawn
 
@@ -76,7 +76,8 @@ def test_its_gradient_is_that_of_the_variance_of_the_lengths() -> None:
 def test_the_constraint_alone_moves_the_lengths(name: str) -> None:
     """The gradient of a loss is orthogonal to every vector; with the constraint its radial part is the constraint's."""
     torch.manual_seed(0)
-    plain = named_loss(name)
+    told = {"num_classes": int(LABELS.max()) + 1, "embedding_size": 3}
+    plain = named_loss(name, **{option: told[option] for option in required_options(name)}).double()
     x = drawn(6, 3, 7)
     unit = nn.functional.normalize(x, dim=1)
     _, pull = value_and_gradient(plain, x, LABELS)
