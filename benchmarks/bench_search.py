@@ -114,7 +114,8 @@ def build(who: str, data: Path, folder: Path) -> dict[str, Any]:
 def build_milvus(vectors: np.ndarray, folder: Path) -> None:
     from pymilvus import DataType, MilvusClient
 
-    client = MilvusClient(str(folder / "plain.db"))
+    # without this a call that takes 40 s is broken off and repeated, and the second finds the index of the first
+    client = MilvusClient(str(folder / "plain.db"), grpc_options={"grpc.keepalive_time_ms": 2**31 - 1})
     schema = MilvusClient.create_schema(auto_id=False)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)

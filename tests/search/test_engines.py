@@ -163,6 +163,14 @@ def test_an_empty_index_finds_nothing(setup: str, tmp_path: Path) -> None:
         assert index.search(torch.ones(1, 16), 3, {"label": "owl"}).ids == [[]]
 
 
+def test_a_long_call_to_a_milvus_file_is_not_broken_off(tmp_path: Path) -> None:
+    """The file's server hangs up on a client that asks every 10 s whether it is still there: see `QUIET`."""
+    pytest.importorskip("milvus_lite", reason="milvus-lite, Milvus in a file, is not installed")
+    with opened("milvus file", tmp_path / "i") as index:
+        connection = index.engine._client._get_connection()  # type: ignore[attr-defined]
+        assert connection._grpc_options["grpc.keepalive_time_ms"] > 1e9
+
+
 def test_faiss_is_found_again_where_another_library_changed_it() -> None:
     """faiss.contrib.torch_utils takes `params` from every index of the process; pytorch-metric-learning imports it."""
     code = """

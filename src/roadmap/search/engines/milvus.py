@@ -47,6 +47,9 @@ MOST = 16_384  # results of one query that a server gives
 FLUSH = 8192  # changes that wait to be flushed
 LONG = 3600.0  # seconds for building, flushing and loading, which grow with the collection
 RECORD = "milvus.json"
+# A file is served within this process, by a server that takes a client which asks every 10 s whether it is still there,
+# as this one does, for a nuisance: a call of 40 s is broken off, and the client repeats it. So it does not ask.
+QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
 _users: Counter[str] = Counter()  # engines of this process on each file, which share what has it open
 
 
@@ -67,8 +70,9 @@ class MilvusEngine:
         self._client = self._connected()
 
     def _connected(self) -> Any:
+        token, options = os.environ.get("MILVUS_TOKEN", ""), QUIET if self._file else {}
         try:
-            client = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=self._patience)
+            client = MilvusClient(self.uri, token=token, timeout=self._patience, grpc_options=options)
         except pymilvus.MilvusException as error:
             if self._file:
                 raise BlockingIOError(
