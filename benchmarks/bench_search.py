@@ -19,6 +19,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -234,8 +235,9 @@ def apart(limit: float, *arguments: Any) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"skipped": f"{arguments[0]}: not done in {limit:.0f} s"}
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "Error" in line or "Exception" in line]
-        return {"skipped": (lines or ["died"])[-1].strip()[:200]}
+        # the last line of a traceback that begins at the margin; what follows belongs to a message of several lines
+        lines = [line for line in done.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return {"skipped": (lines or [f"ended with {done.returncode}"])[-1].strip()[:200]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

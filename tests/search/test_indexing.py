@@ -132,6 +132,7 @@ def test_another_model_crop_precision_or_folder_is_refused(root: Path, encoder: 
         "the vectors of this model were made with another model": Encoder.open("small_cnn", dim=7),
         "the vectors of this model were made with another precision": Encoder.open("small_cnn", precision="bf16"),
         'another crop than the index: {"flip": true': Encoder.open("small_cnn", flip=True),
+        "another model and crop than the index": Encoder.open("small_cnn", image=48),
     }
     for said, other in words.items():
         with pytest.raises(ValueError, match=said):
