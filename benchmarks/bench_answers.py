@@ -5,7 +5,8 @@
 
 The test pictures are embedded once as they are and once averaged with their mirror images; every row is measured on
 these. The whitening is fitted to the pictures that are searched, without their labels. Results go to
-benchmarks/results/answers.csv, R@1 and mAP@R in percent and the gain over the plain search in points.
+benchmarks/results/answers.csv, in the place of what is there of the same model; R@1 and mAP@R in percent, and the gain
+over the plain search in points.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ SHOWN = ("R@1", "mAP@R")
 
 def both_embeddings(arguments: argparse.Namespace) -> dict[str, Embeddings]:
     """The test pictures as they are, and averaged with their mirror images."""
-    wanted = {"device": arguments.device, "precision": arguments.precision, "weights": arguments.weights}
-    encoder = Encoder.open(arguments.model, **wanted)
+    names = ("device", "precision", "weights", "image")
+    encoder = Encoder.open(arguments.model, **{name: getattr(arguments, name) for name in names})
     records = records_to_search(encoder.records(arguments.data, arguments.root))
     queries, gallery = records.evaluation()
     if gallery is not None:
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="where it lies")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision")
+    parser.add_argument("--image", type=int, help="side of what a timm model sees")
     parser.add_argument("--limit", type=int, default=0, help="the first so many of the pictures only")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the CSV")
     arguments = parser.parse_args()
@@ -99,15 +101,20 @@ def main() -> None:
     origin = {
         "model": about["name"],
         "digest": about["model"][:12],
+        "image": about["crop"]["image"],
         "dataset": about["dataset"],
         "pictures": len(found[""]),
     }
     rows = [row | origin | provenance(found[""].vectors.device.type) for row in rows_of(found)]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with open(arguments.out / "answers.csv", "w", newline="") as file:
+    path = arguments.out / "answers.csv"
+    kept = list(csv.DictReader(path.open())) if path.is_file() else []
+    mine = (origin["digest"], origin["dataset"])
+    kept = [row for row in kept if (row["digest"], row["dataset"]) != mine]
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows([*kept, *rows])
 
 
 if __name__ == "__main__":

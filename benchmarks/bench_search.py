@@ -19,6 +19,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -114,7 +115,8 @@ def build(who: str, data: Path, folder: Path) -> dict[str, Any]:
 def build_milvus(vectors: np.ndarray, folder: Path) -> None:
     from pymilvus import DataType, MilvusClient
 
-    client = MilvusClient(str(folder / "plain.db"))
+    # without this a call that takes 40 s is broken off and repeated, and the second finds the index of the first
+    client = MilvusClient(str(folder / "plain.db"), grpc_options={"grpc.keepalive_time_ms": 2**31 - 1})
     schema = MilvusClient.create_schema(auto_id=False)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
@@ -233,8 +235,9 @@ def apart(limit: float, *arguments: Any) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"skipped": f"{arguments[0]}: not done in {limit:.0f} s"}
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "Error" in line or "Exception" in line]
-        return {"skipped": (lines or ["died"])[-1].strip()[:200]}
+        # the last line of a traceback that begins at the margin; what follows belongs to a message of several lines
+        lines = [line for line in done.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return {"skipped": (lines or [f"ended with {done.returncode}"])[-1].strip()[:200]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

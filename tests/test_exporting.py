@@ -76,7 +76,7 @@ def test_int8_is_small_near_and_another_model(root: Path, name: str, tmp_path: P
     assert opened.digest != encoder.digest
     index_pictures(encoder, root / "P", tmp_path / "I", engine="exact")
     with Index.open(tmp_path / "I") as index:
-        with pytest.raises(ValueError, match="these queries were made with another model than the index"):
+        with pytest.raises(ValueError, match="these queries were made with another model and precision than the index"):
             index.search(opened.embed(records))
         exact = Encoder.open(tmp_path / "m.onnx").embed(records)
         assert [found[0] for found in index.search(exact, 1).ids] == list(exact.ids or ())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,38 @@ def test_an_empty_index_finds_nothing(setup: str, tmp_path: Path) -> None:
         index.remove(["p0.jpg", "p1.jpg"])
         assert index.search(torch.ones(1, 16), 3).ids == [[]]
         assert index.search(torch.ones(1, 16), 3, {"label": "owl"}).ids == [[]]
+
+
+def test_one_query_takes_one_thread_and_changes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faiss = pytest.importorskip("faiss")
+    engine = importlib.import_module("roadmap.search.engines.faiss")
+    before, own, seen = faiss.omp_get_max_threads(), engine._search, []
+    with opened("faiss flat", tmp_path / "i") as index, ThreadPoolExecutor(1) as pool:
+        index.add(made(30))
+        index.build()
+        elsewhere = pool.submit(faiss.omp_get_max_threads).result()
+
+        def search(*values: Any) -> Any:
+            seen.append((faiss.omp_get_max_threads(), pool.submit(faiss.omp_get_max_threads).result()))
+            return own(*values)
+
+        monkeypatch.setattr(engine, "_search", search)
+        try:
+            faiss.omp_set_num_threads(2)
+            for count in (1, 2):
+                index.search(made(count).vectors, 3)
+            assert seen == [(1, elsewhere), (2, elsewhere)]
+            assert faiss.omp_get_max_threads() == 2
+        finally:
+            faiss.omp_set_num_threads(before)
+
+
+def test_a_long_call_to_a_milvus_file_is_not_broken_off(tmp_path: Path) -> None:
+    """The file's server hangs up on a client that asks every 10 s whether it is still there: see `QUIET`."""
+    pytest.importorskip("milvus_lite", reason="milvus-lite, Milvus in a file, is not installed")
+    with opened("milvus file", tmp_path / "i") as index:
+        connection = index.engine._client._get_connection()  # type: ignore[attr-defined]
+        assert connection._grpc_options["grpc.keepalive_time_ms"] > 1e9
 
 
 def test_faiss_is_found_again_where_another_library_changed_it() -> None:

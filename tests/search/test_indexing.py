@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +132,7 @@ def test_another_model_crop_precision_or_folder_is_refused(root: Path, encoder: 
         "the vectors of this model were made with another model": Encoder.open("small_cnn", dim=7),
         "the vectors of this model were made with another precision": Encoder.open("small_cnn", precision="bf16"),
         'another crop than the index: {"flip": true': Encoder.open("small_cnn", flip=True),
+        "another model and crop than the index": Encoder.open("small_cnn", image=48),
     }
     for said, other in words.items():
         with pytest.raises(ValueError, match=said):
@@ -259,38 +256,3 @@ def test_filters_as_typed() -> None:
     }.items():
         with pytest.raises(ValueError, match=said):
             filter_of_texts([text], kinds)
-
-
-def test_indexing_that_is_killed_goes_on_where_it_was(root: Path) -> None:
-    for i in range(20):
-        write_picture(root / "P/many" / f"{i}.png", 70, 1000 + i)
-    source = Path(__file__).parents[2] / "src"
-    command = [
-        sys.executable,
-        "-m",
-        "roadmap",
-        "index",
-        "small_cnn",
-        "P",
-        "-o",
-        "I",
-        "--step",
-        "1",
-        "--engine",
-        "exact",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    running = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (root / "I/vectors.bin").is_file() or (root / "I/vectors.bin").stat().st_size < 5 * 256 * 4:
-        assert running.poll() is None
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    with Index.open(root / "I") as index:
-        done = len(index)
-    assert done >= 4
-    result = CliRunner().invoke(app, ["index", "small_cnn", str(root / "P"), "-o", str(root / "I"), "--device", "cpu"])
-    assert result.exit_code == 0, result.output
-    assert f"{32 - done} new" in result.output or done == 32
-    with Index.open(root / "I") as index:
-        assert len(index) == 32

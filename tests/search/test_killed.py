@@ -1,4 +1,4 @@
-"""Killed for real while it adds and removes, the index opens afterwards and holds exactly what was committed."""
+"""Killed for real while it adds, removes and indexes, it opens afterwards and holds exactly what was committed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roadmap.encoder import Encoder
 from roadmap.search import Index, installed
 
 from .cases import made, new_index
+from .test_indexing import write_picture
 
-# Fifty is the number to run by hand: ROADMAP_KILLS=50.
-KILLS = int(os.environ.get("ROADMAP_KILLS", "6"))
+# Of each engine; fifty is the number to run by hand: ROADMAP_KILLS=50.
+KILLS = int(os.environ.get("ROADMAP_KILLS", "3"))
+# Seconds in which the kill comes: a Milvus file starts a server, flushes and builds, each of which is to be hit too.
+MOMENTS = {"exact": 0.4, "faiss": 0.4, "milvus": 4.0}
 # Step n adds 40 pictures and, in another step, removes some; it says what it begins and what is done.
 WRITER = """
 import os, sys
@@ -49,23 +53,29 @@ def after(step: tuple[str, int], held: set[str]) -> set[str]:
     return held - {f"p{40 * n + i}.jpg" for i in range(0, 40, 5)}
 
 
-def killed_run(folder: Path, first: int, seconds: float) -> list[tuple[str, str, int]]:
-    """What a writer said before it was killed."""
+def started(*arguments: object) -> subprocess.Popen[str]:
+    """Python at work in another process."""
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(first)],
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
+
+
+def killed_run(folder: Path, first: int, seconds: float) -> list[tuple[str, str, int]]:
+    """What a writer said before it was killed."""
+    writer = started("-c", WRITER, folder, first)
     assert writer.stdout is not None
     begun = writer.stdout.readline()  # it is at work
     time.sleep(seconds)
     writer.send_signal(signal.SIGKILL)
     lines = (begun + writer.stdout.read()).splitlines()
     assert writer.wait() == -signal.SIGKILL
-    said = [line.split() for line in lines]
+    said = [line.split() for line in lines if line.startswith(("begin ", "done "))]
     return [(state, what, int(n)) for state, what, n in said]
 
 
@@ -78,8 +88,8 @@ def test_killed_while_adding_and_removing(engine: str, tmp_path: Path) -> None:
     new_index(folder, engine).close()
     held: set[str] = set()
     first, steps = 0, 0
-    for _ in range(max(1, KILLS // 2)):
-        said = killed_run(folder, first, random.uniform(0.0, 0.4))
+    for _ in range(KILLS):
+        said = killed_run(folder, first, random.uniform(0.0, MOMENTS[engine]))
         done = [(what, n) for begun, what, n in said if begun == "done"]
         for step in done:
             held = after(step, held)
@@ -125,3 +135,56 @@ def test_what_an_interrupted_write_left_is_written_over(tmp_path: Path) -> None:
         assert index.search(made(10, seed=1).vectors[4], 1).ids == [["p14.jpg"]]
     with Index.open(tmp_path / "i") as index:
         assert len(index) == 20
+
+
+@pytest.mark.parametrize("engine", ["exact", pytest.param("milvus", marks=pytest.mark.slow)])
+def test_indexing_that_is_killed_goes_on_where_it_was(engine: str, tmp_path: Path) -> None:
+    if not installed(engine):
+        pytest.skip(f"the engine {engine!r} is not installed")
+    random.seed(0)
+    folder, pictures, kills = tmp_path / "i", tmp_path / "P", 0
+    command = ["-m", "roadmap", "index", "small_cnn", pictures, "-o", folder, "--device", "cpu", "--engine", engine]
+    for turn in range(2 * KILLS):
+        for n in range(20):  # the first of them were there before, and change
+            write_picture(pictures / "owl" / f"{12 * turn + n}.png", 70 + turn % 50, 100 * turn + n)
+        if turn:
+            (pictures / "owl" / f"{12 * turn - 1}.png").unlink()
+        kills += killed_while_writing(started(*command, "--step", 1), folder)
+        if (folder / "index.json").is_file():
+            check_indexed(folder, pictures, whole=False)
+        if kills >= max(1, KILLS // 3):
+            break
+    assert kills
+    last = started(*command)
+    said, _ = last.communicate()
+    assert last.returncode == 0, said
+    check_indexed(folder, pictures, whole=True)
+
+
+def killed_while_writing(running: subprocess.Popen[str], folder: Path) -> bool:
+    """Whether it could be killed before it was done: once it writes, a random while later."""
+    rows = folder / "vectors.bin"
+    before = rows.stat().st_mtime_ns if rows.is_file() else 0
+    while running.poll() is None and (not rows.is_file() or rows.stat().st_mtime_ns == before):
+        time.sleep(0.002)
+    time.sleep(random.uniform(0.0, 0.5))
+    running.send_signal(signal.SIGKILL)
+    said, _ = running.communicate()
+    assert running.returncode in (0, -signal.SIGKILL), said
+    return running.returncode == -signal.SIGKILL
+
+
+def check_indexed(folder: Path, pictures: Path, whole: bool) -> None:
+    """No row is of a half-written picture: each that has not changed since has the vector of its file."""
+    paths = {str(path.relative_to(pictures)): path for path in sorted(pictures.rglob("*.png"))}
+    with Index.open(folder, write=True) as index:
+        ids = index.ids()
+        assert len(ids) == len(index.engine) == len(set(ids))
+        fresh = [name for name in ids if name in paths and name in index.changes({name: paths[name]}).same]
+        if whole:
+            assert sorted(ids) == sorted(paths) == sorted(fresh)
+        elif not fresh:
+            return
+        vectors = Encoder.open("small_cnn", device="cpu").embed([paths[name] for name in fresh]).vectors
+        assert np.allclose(index.vectors_of(fresh), vectors, atol=1e-5)
+        assert min(scores[0] for scores in index.search(vectors, 1).scores) > 0.9999

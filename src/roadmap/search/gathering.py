@@ -71,7 +71,9 @@ def pictures_of(where: str | Path, table: str | Path | None = None) -> Pictures:
     notes = records.notes
     if len(kept) < len(records):
         out = next(path for i, path in enumerate(records.paths) if i not in set(kept))
-        notes += (f"{len(records) - len(kept):,} pictures are left out, which lie outside {records.root}: {out}",)
+        gone = len(records) - len(kept)
+        left = "1 picture is left out, which lies" if gone == 1 else f"{gone:,} pictures are left out, which lie"
+        notes += (f"{left} outside {records.root}: {out}",)
     metadata = {**_known(records), **{name: values for name, values in more.items() if name not in TAKEN}}
     chosen = records.select(kept)
     metadata = {name: [values[i] for i in kept] for name, values in metadata.items()}

@@ -96,9 +96,8 @@ def manifest_for(
 
 def check_origin(mine: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
     """Raises ValueError, in words, where vectors come from another model, crop or precision than the index's."""
-    for key, name in ORIGIN.items():
-        if mine.get(key) == theirs.get(key):
-            continue
+    other = {key: name for key, name in ORIGIN.items() if mine.get(key) != theirs.get(key)}
+    for key, name in other.items():
         if theirs.get(key) is None:
             raise ValueError(
                 f"{what} do not say {name} they were made with, the index does ({_short(mine[key])}); "
@@ -106,9 +105,11 @@ def check_origin(mine: Mapping[str, Any], theirs: Mapping[str, Any], what: str) 
             )
         if mine.get(key) is None:
             raise ValueError(f"the index does not say {name} it was made with, {what} do ({_short(theirs[key])})")
+    if other:  # all of them: a model's digest differs too when only its size of pictures does
+        came, here = (" and ".join(_short(about[key]) for key in other) for about in (theirs, mine))
         raise ValueError(
-            f"{what} were made with another {name.removeprefix('the ')} than the index: {_short(theirs[key])}, "
-            f"the index has {_short(mine[key])}; scores between them mean nothing"
+            f"{what} were made with another {' and '.join(other)} than the index: {came}, the index has {here}; "
+            "scores between them mean nothing"
         )
 
 

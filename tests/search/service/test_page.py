@@ -29,6 +29,8 @@ DROP = """([content, type]) => {
         document.getElementById("drop").dispatchEvent(
             new DragEvent(name, { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
+SQUARE = """() => [...document.querySelectorAll(".frame")].every(
+    (frame) => Math.abs(frame.clientHeight - frame.clientWidth) <= 1 && frame.querySelector("img").naturalWidth > 0)"""
 COPY = """async (content) => {
     const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
     await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
@@ -85,6 +87,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     halves().resize((640, 320)).save(folder / "halves.png")
     drawn(COLOURS["green"], 50).save(folder / "green.png")
+    drawn(COLOURS["blue"], 51).save(folder / "blue.tiff")
     (folder / "broken.png").write_bytes(encoded(drawn(COLOURS["red"], size=(300, 300)))[:5000])
     (folder / "notes.txt").write_text("no picture")
     (folder / "large.bmp").write_bytes(b"BM" + b"\0" * 300_000)
@@ -97,6 +100,7 @@ def address(files: Path) -> Iterator[str]:
     birds = make_index(files / "birds", files / "pictures", encoder)
     other = make_index(files / "other", files / "others", encoder)
     other.remove([f"red/{i}.png" for i in range(5)])
+    drawn(COLOURS["green"], 3, (40, 120)).save(files / "others/green/7.png")  # shown as it is now: upright
     limits = Limits(rate=0, upload=250_000)
     with running(application({"birds": birds, "other": other}, encoder, limits)) as found:
         yield found
@@ -181,6 +185,17 @@ def test_paste_and_drop(screen: Screen) -> None:
     screen.expect_first("green/")
 
 
+def test_a_picture_that_the_browser_cannot_show_is_searched_by(screen: Screen, files: Path) -> None:
+    screen.upload(files / "blue.tiff")
+    screen.expect_first("blue/")
+    screen.page.locator("#unseen").wait_for()
+    assert screen.page.locator("#stage").is_hidden()
+    assert screen.page.locator("#clear").is_visible()
+    screen.upload(files / "green.png")
+    screen.page.locator("#stage").wait_for()
+    assert screen.page.locator("#unseen").is_hidden()
+
+
 def test_by_keyboard_alone(screen: Screen, files: Path) -> None:
     screen.upload(files / "halves.png")
     screen.page.focus("#stage")
@@ -226,6 +241,9 @@ def test_filter_compare_and_why(screen: Screen, files: Path) -> None:
     screen.page.select_option("#second", "other")
     screen.page.wait_for_selector("[data-index=other] .card")
     assert len(screen.found("other")) == 9
+    assert screen.page.locator("#second option").all_inner_texts() == ["nothing", "other"]
+    screen.page.wait_for_load_state("networkidle")
+    assert screen.page.evaluate(SQUARE)
     screen.page.click("#why summary")
     screen.page.fill("#expect", "red/1.png")
     screen.page.keyboard.press("Enter")

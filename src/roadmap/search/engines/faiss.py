@@ -171,8 +171,8 @@ class Base:
             params = self._params(selector, len(here) / count)
         if self.facts["kind"] == "ivfpq":
             return self._search_twice(queries, k, params)
-        scores, positions = _search(self.index, queries, k, params)
-        return self._slots(scores, positions)
+        search = _search_alone if self.facts["kind"] == "flat" and len(queries) == 1 else _search
+        return self._slots(*search(self.index, queries, k, params))
 
     def _params(self, selector: Any, rarity: float) -> Any:
         if self.facts["kind"] == "flat":
@@ -259,6 +259,17 @@ def _search(index: Any, queries: Floats, k: int, params: Any) -> Any:
     """faiss's own search. faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts one without `params`
     in its place for the whole process, and keeps the first under another name."""
     return getattr(index, "search_numpy", index.search)(queries, k, params=params)
+
+
+def _search_alone(index: Any, queries: Floats, k: int, params: Any) -> Any:
+    """As `_search`, on one core. faiss calls all of them for one query too, though only one has work, and waits for the
+    others: longer than the search takes, most of all where they are busy. The setting is the calling thread's own."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        return _search(index, queries, k, params)
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def _written(folder: Path, suffix: str, write: Callable[[str], None]) -> str:

@@ -3,10 +3,6 @@
 The collection is a copy of the index's vectors and metadata. `save` flushes it and writes down how far it goes; what
 came after is put in again when the index is opened, so that neither side can be killed at a bad moment.
 
-Texts are kept as the hexadecimal digits of their UTF-8: no value can then break out of an expression, and their order
-is that of the texts. A column that may miss values has a second field that says where it is known, because older
-servers have no missing values.
-
 Options: uri (a server's address; none: a file beside the index), collection (its name), shards (that share out
 writing, on a cluster), M, efConstruction, ef, timeout (seconds that a call may take).
 A server's token is never written down: it comes from the environment, MILVUS_TOKEN.
@@ -20,7 +16,7 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +24,8 @@ import numpy as np
 
 from roadmap.atomic import whole_file
 from roadmap.search.engines import Mark, Place, Selection, no_results
+from roadmap.search.engines.expressions import expression, kept_value
 from roadmap.search.engines.recall import Questions
-from roadmap.search.filters import Every, Filter, Not, Some, Test
 from roadmap.search.vectors import DamagedError, Floats, Slots
 
 pymilvus: Any = importlib.import_module("pymilvus")
@@ -47,6 +43,9 @@ MOST = 16_384  # results of one query that a server gives
 FLUSH = 8192  # changes that wait to be flushed
 LONG = 3600.0  # seconds for building, flushing and loading, which grow with the collection
 RECORD = "milvus.json"
+# A file is served within this process, by a server that takes a client which asks every 10 s whether it is still there,
+# as this one does, for a nuisance: a call of 40 s is broken off, and the client repeats it. So it does not ask.
+QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
 _users: Counter[str] = Counter()  # engines of this process on each file, which share what has it open
 
 
@@ -67,8 +66,9 @@ class MilvusEngine:
         self._client = self._connected()
 
     def _connected(self) -> Any:
+        token, options = os.environ.get("MILVUS_TOKEN", ""), QUIET if self._file else {}
         try:
-            client = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=self._patience)
+            client = MilvusClient(self.uri, token=token, timeout=self._patience, grpc_options=options)
         except pymilvus.MilvusException as error:
             if self._file:
                 raise BlockingIOError(
@@ -133,14 +133,15 @@ class MilvusEngine:
             schema.add_field(f"{self._fields[column]}_known", DataType.BOOL)
         shards = {"num_shards": int(self.place.options["shards"])} if "shards" in self.place.options else {}
         self._call("create_collection", name, schema=schema, consistency_level="Strong", **shards)
-        self._build_index()
+        if not self._file:  # a file would build HNSW for whatever is flushed, and `build` for all of it once more
+            self._build_index()
         self._call("load_collection", name)
         self._write()
 
     def _build_index(self) -> None:
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="HNSW", metric_type="IP", params=self._depth)
-        # a file builds it when it loads; a server builds it behind our back, and is waited for
+        # a file builds it before it answers; a server builds it behind our back, and is waited for
         self._call("create_index", self.collection, index, sync=not self._file)
 
     def add(self, start: int, stop: int) -> None:
@@ -159,7 +160,7 @@ class MilvusEngine:
         for column, kind in self.place.columns.items():
             field = self._fields[column]
             for row, value in zip(rows, self.place.column(column, start, stop), strict=True):
-                row[field] = EMPTY[kind] if value is None else _stored(value)
+                row[field] = EMPTY[kind] if value is None else kept_value(value)
                 row[f"{field}_known"] = value is not None
         return rows
 
@@ -193,8 +194,9 @@ class MilvusEngine:
     def build(self) -> dict[str, Any]:
         """Flush, and wait until HNSW covers everything: what is not flushed is compared one by one, slowly."""
         self._call("flush", self.collection)
-        self._call("release_collection", self.collection)
-        self._call("drop_index", self.collection, "vector")
+        if self._call("list_indexes", self.collection):
+            self._call("release_collection", self.collection)
+            self._call("drop_index", self.collection, "vector")
         self._build_index()
         self._call("load_collection", self.collection)
         live = np.ones(self._mark.slots, np.bool_)
@@ -239,41 +241,6 @@ class MilvusEngine:
     def __len__(self) -> int:
         found = self._call("query", self.collection, output_fields=["count(*)"], consistency_level="Strong")
         return int(found[0]["count(*)"])
-
-
-def expression(condition: Filter, fields: Mapping[str, str]) -> str:
-    """A filter in Milvus's language; true and false only, whatever is missing."""
-    if isinstance(condition, Not):
-        return f"(not {expression(condition.part, fields)})"
-    if isinstance(condition, Every | Some):
-        if not condition.parts:
-            return "(id >= 0)" if isinstance(condition, Every) else "(id < 0)"
-        joint = " and " if isinstance(condition, Every) else " or "
-        return f"({joint.join(expression(part, fields) for part in condition.parts)})"
-    return _test(condition, fields[condition.column])
-
-
-def _test(test: Test, field: str) -> str:
-    known, missing = f"({field}_known == true)", f"({field}_known == false)"
-    if test.test == "in":
-        values = [_literal(value) for value in test.value if value is not None]
-        # each by itself: a list of equal tests is the one form that every version takes for every kind
-        among = f"({known} and ({' or '.join(f'{field} == {value}' for value in values)}))" if values else "(id < 0)"
-        return f"({among} or {missing})" if None in test.value else among
-    if test.value is None:
-        return missing
-    return f"({known} and {field} {test.test} {_literal(test.value)})"
-
-
-def _stored(value: Any) -> Any:
-    return value.encode().hex() if isinstance(value, str) else value
-
-
-def _literal(value: Any) -> str:
-    """A value in an expression. Hexadecimal digits and numbers: nothing that could end it early."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f'"{_stored(value)}"' if isinstance(value, str) else repr(value)
 
 
 def _let_faiss_take_params() -> None:

@@ -16,11 +16,12 @@ const trail = [{}]; // queries that were asked, for the way back
 function problem(words) {
   by("problem").hidden = !words;
   by("problem").textContent = words || "";
+  if (words) by("problem").scrollIntoView({ block: "nearest" });
 }
 
 function chosen() {
   const names = [by("first").value, by("second").value].filter(Boolean);
-  return [...new Set(names)].map((name) => facts.find((one) => one.name === name));
+  return names.map((name) => facts.find((one) => one.name === name));
 }
 
 const page = (offset = 0) => ({ k: K, offset, where: where(), expect: by("expect").value.trim() });
@@ -65,6 +66,7 @@ async function ask() {
     }
     render(answers, { expected: by("expect").value.trim(), choose, again });
     verdict(answers);
+    if (by("why").contains(document.activeElement)) by("verdict").scrollIntoView({ block: "nearest" });
     by("status").textContent = summary(answers, performance.now() - began);
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -129,6 +131,14 @@ function describe() {
   setColumns(first.columns, first.labels);
 }
 
+// An index is compared with the others.
+function offerOthers() {
+  const [first, second] = [by("first").value, by("second").value];
+  const others = facts.map(({ name }) => name).filter((name) => name !== first);
+  by("second").replaceChildren(new Option("nothing", ""), ...others.map((name) => new Option(name, name)));
+  by("second").value = others.includes(second) ? second : "";
+}
+
 async function open() {
   by("status").textContent = "Loading …";
   try {
@@ -139,7 +149,7 @@ async function open() {
     return;
   }
   by("first").replaceChildren(...facts.map(({ name }) => new Option(name, name)));
-  by("second").replaceChildren(new Option("nothing", ""), ...facts.map(({ name }) => new Option(name, name)));
+  offerOthers();
   by("compare").hidden = facts.length < 2;
   history.replaceState({ place: 0 }, "");
   describe();
@@ -152,7 +162,7 @@ for (const id of ["file", "camera"]) {
     event.target.value = "";
   });
 }
-by("first").addEventListener("change", () => { describe(); ask(); });
+by("first").addEventListener("change", () => { offerOthers(); describe(); ask(); });
 by("second").addEventListener("change", ask);
 by("addcondition").addEventListener("click", () => addCondition());
 by("filter").addEventListener("toggle", () => { if (by("filter").open && !by("conditions").children.length) addCondition(); });

@@ -35,31 +35,40 @@ export function setBox(shares) {
   names.forEach((name, i) => { box.style[name] = `${100 * area[i]}%`; });
 }
 
-// Show a picture. Gives its size; a picture that the browser cannot show can still be searched by.
+const SHOWN = { stage: "seen", boxhint: "seen", invitation: "none", unseen: "unseen" };
+let turn = 0; // of the picture that was asked for last: an earlier one that is slow to decode changes nothing any more
+
+function reveal(state) {
+  for (const [id, when] of Object.entries(SHOWN)) document.getElementById(id).hidden = when !== state;
+  document.getElementById("clear").hidden = state === "none";
+  drop.classList.toggle("full", state === "seen");
+}
+
+// Show a picture. One that the browser cannot show can still be searched by.
 export async function display(url, size) {
   setBox(null);
+  turn += 1;
+  const mine = turn;
   const old = image.src;
   image.src = url;
+  let seen = true;
   try {
     await image.decode();
-  } catch { /* the service says what is wrong with it */ }
+  } catch {
+    seen = false; // the service says what is wrong with it
+  }
   if (old.startsWith("blob:")) URL.revokeObjectURL(old);
+  if (mine !== turn) return;
   natural = size && size[0] ? size : [image.naturalWidth, image.naturalHeight];
-  stage.hidden = !image.naturalWidth;
-  document.getElementById("invitation").hidden = !stage.hidden;
-  document.getElementById("boxhint").hidden = stage.hidden;
-  drop.classList.toggle("full", !stage.hidden);
-  document.getElementById("clear").hidden = false;
+  reveal(seen ? "seen" : "unseen");
 }
 
 export function hide() {
   setBox(null);
+  turn += 1;
   if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src);
   image.removeAttribute("src");
-  stage.hidden = true;
-  for (const id of ["clear", "boxhint", "whole"]) document.getElementById(id).hidden = true;
-  document.getElementById("invitation").hidden = false;
-  drop.classList.remove("full");
+  reveal("none");
 }
 
 function place(event) {

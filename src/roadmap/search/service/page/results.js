@@ -23,6 +23,11 @@ function frame(index, found, shown) {
   return made;
 }
 
+// Names of folders have no blanks to break a line at.
+function breakable(text) {
+  return text.split(/(?<=[_/.-])/).flatMap((part) => [part, element("wbr")]);
+}
+
 function card(facts, found, rank, expected, choose) {
   const label = found.metadata.label;
   const words = element("span", { className: "words" });
@@ -32,7 +37,7 @@ function card(facts, found, rank, expected, choose) {
     const score = element("b", { textContent: found.score.toFixed(3), title: "Cosine with the query; 1 is the same" });
     words.append(element("span", { className: "score" }, element("span", { textContent: `${rank}` }), score), meter);
   }
-  words.append(element("span", { className: "label", textContent: label === null ? "without a label" : label }));
+  words.append(element("span", { className: "label" }, ...breakable(label === null ? "without a label" : label)));
   words.append(element("span", { className: "id", textContent: found.id }));
   const made = element("button", { type: "button", className: "card", title: describe(found) });
   if (found.id === expected) made.classList.add("expected");
