@@ -20,7 +20,7 @@ def measure_constants(rule: rules.LossRule) -> dict[str, Any]:
     """The measure of a rule as the constants that a kernel is compiled with; cuts are pairs (K, 1 / temperature)."""
     measure = rules.AP if rule.ranks is None else rule.ranks.measure_or_ap
     cuts = tuple((float(k), 1 / t) for k, t in zip(measure.ks, measure.temperatures, strict=True))
-    return {"MEASURE": _KINDS[measure.kind], "CUTS": cuts, "REACHABLE": measure.reachable}
+    return {"MEASURE": _KINDS[measure.kind], "CUTS": cuts or None, "REACHABLE": measure.reachable}
 
 
 @triton.jit
