@@ -13,12 +13,15 @@ from typer.testing import CliRunner
 
 from roadmap.cli.app import app
 from roadmap.config.settings import SettingError
-from roadmap.data import Records, Tree
+from roadmap.data import CentreCrop, Records, Tree, dataset, evaluation_batches
 from roadmap.data.trees import merged_trees, tree_over_classes
 from roadmap.embeddings import Embeddings
+from roadmap.encoder import embeddings_of
 from roadmap.evaluation import Evaluation, evaluate, merits
 from roadmap.metrics import GroundTruth, graded_metrics, retrieval_metrics
 from roadmap.refinement import Refinement
+
+from .data import layouts
 
 CLASSES = ("ant", "bee", "cod", "dab")
 ABOVE = {"kingdom": ["insect", "insect", "fish", "fish"]}
@@ -123,6 +126,17 @@ def test_a_tree_of_somebody_else_needs_no_names(tmp_path):
     np.savez(tmp_path / "v.npz", vectors=whole.vectors.numpy(), labels=paths[:, 1] + 1, tree=paths)
     with pytest.raises(ValueError, match="the finest level of the tree must be the labels"):
         Embeddings.load(tmp_path / "v.npz")
+
+
+def test_embedding_pictures_keeps_the_tree_of_those_that_could_be_read(tmp_path):
+    for number, name in enumerate(["a/one/0.png", "a/two/0.png", "b/three/0.png", "b/three/1.png"]):
+        layouts.write_picture(tmp_path / name, number)
+    (tmp_path / "a/one/0.png").write_bytes(b"no picture")
+    records = dataset("folder", tmp_path)
+    batches = evaluation_batches(records, CentreCrop(8, 8), 2, None, torch.device("cpu"), 0, "skip", side=8)
+    found = embeddings_of(torch.nn.Flatten(), batches)
+    assert found.ids == records.paths[1:]
+    assert np.array_equal(found.tree.paths, records.tree.paths[1:])
 
 
 def test_trees_are_merged_by_names_and_others_refused():

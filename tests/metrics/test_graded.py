@@ -238,6 +238,23 @@ def test_a_dead_network_is_measured_too():
     assert each["H-AP"][0].item() == pytest.approx(truth, abs=1e-12)
 
 
+def test_what_is_not_known_is_shared_with_nobody():
+    """Not with another item that does not know it either: at a level in the middle, or at all of them."""
+    query, scores = (0, -1, 5), [0.9, 0.5, 0.25, -0.25]
+    items = [(0, -1, 6), (-1, -1, -1), (0, 2, 7), (0, -1, 5)]
+    levels = [shared_level(query, item) for item in items]
+    assert levels == [1, 0, 1, 3]
+    vector = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    found = graded_metrics(vector, torch.tensor([query]), on_circle(scores), torch.tensor(items), KS)
+    truth = literal_values(scores, levels, relevance(levels, 3, 1.0), 3, KS, "pessimistic")
+    assert {name: found[name] for name in GRADED} == pytest.approx({name: truth[name] for name in GRADED}, abs=1e-12)
+    assert math.isnan(found["level 2 R@1"])
+    nobody = torch.full((2, 3), -1)
+    lost = graded_metrics(torch.eye(2, 3), nobody, torch.eye(2, 3), nobody)
+    assert lost["queries_without_positives"] == 2
+    assert math.isnan(lost["H-AP"])
+
+
 def test_levels_have_names_and_nobody_to_find_is_nan():
     vectors, _ = tree(0, 4)
     found, values = graded_metrics(vectors, np.arange(8).reshape(4, 2), levels=("genus", "species"), per_query=True)
