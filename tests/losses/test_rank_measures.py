@@ -96,7 +96,8 @@ def test_defaults_are_the_papers() -> None:
 
 def test_worked_by_hand() -> None:
     # order + - +: ranks 1 and 3
-    scores, positives = torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64), torch.tensor([[True, False, True]])
+    scores = torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64)
+    positives = torch.tensor([[True, False, True]])
     expected = (1 + 1 / 2) / (1 + 1 / math.log2(3))
     assert ndcg(scores, graded(positives, ~positives)).item() == pytest.approx(expected, abs=1e-12)
     h = 100 * (0.4 - saturation_point(0.01)) + 0.99 + 0.5  # the negative 0.4 above the second positive
