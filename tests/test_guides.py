@@ -297,3 +297,16 @@ def test_gains_of_better_answers_are_those_that_were_measured() -> None:
     assert len(told) == 7
     for option, *numbers in told:
         assert numbers == [measured[option][column] for column in ("R@1", "R@1 gain", "mAP@R", "mAP@R gain")]
+
+
+def test_what_int8_costs_is_what_was_measured() -> None:
+    with (ROOT / "benchmarks" / "results" / "export.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = ("form", "R@1", "R@1 change", "mAP@R", "mAP@R change", "MB")
+    measured = [tuple(row[column] for column in columns) for row in rows]
+    told = re.findall(
+        r"^\| (torch|float32|int8) \| ([\d.]+) \| ([+-][\d.]+) \| ([\d.]+) \| ([+-][\d.]+) \| ?([\d.]*) ?\|$",
+        SEARCH.read_text(),
+        re.M,
+    )
+    assert told == measured
