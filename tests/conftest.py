@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import settings
 # The same examples on every run, and no deadline: a slow machine is not a wrong answer.
 settings.register_profile("roadmap", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("roadmap")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start; some are about it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tensors of the tests are tiny: more threads only wait for each other.
 torch.set_num_threads(1)

@@ -34,3 +34,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_classes(root / "train", range(8))
     write_classes(root / "test", range(8, 12))
     return root
+
+
+@pytest.fixture(scope="session")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Classes in two folders, of which training and test have some each."""
+    root = tmp_path_factory.mktemp("nested")
+    for split, first in (("train", 0), ("test", 8)):
+        write_classes(root / split / "a", range(first, first + 4))
+        write_classes(root / split / "b", range(first + 4, first + (8 if split == "train" else 6)))
+    return root

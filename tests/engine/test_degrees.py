@@ -20,7 +20,7 @@ from roadmap.engine.splits import splits_of
 from roadmap.evaluation import Evaluation, evaluate
 from roadmap.losses import ROADMAP, Matryoshka, SupAP, named
 
-from .worlds import Killed, assert_same_run, job, kill_at, summary, tiny, write_classes
+from .worlds import Killed, assert_same_run, job, kill_at, summary, tiny
 
 GRADED = {"H-AP", "ASI", "NDCG", "folder 1 R@1", "folder 1 mAP@R"}
 
@@ -44,16 +44,6 @@ def by_tree(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     monkeypatch.setitem(named.OWN, "two_levels", OfTwoLevels)
     monkeypatch.setattr(OfTwoLevels, "seen", [])
     return OfTwoLevels.seen
-
-
-@pytest.fixture(scope="module")
-def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Classes in two folders, of which training and test have some each."""
-    root = tmp_path_factory.mktemp("nested")
-    for split, first in (("train", 0), ("test", 8)):
-        write_classes(root / split / "a", range(first, first + 4))
-        write_classes(root / split / "b", range(first + 4, first + (8 if split == "train" else 6)))
-    return root
 
 
 def test_the_loss_has_the_paths_of_the_pictures_and_the_rest_their_labels(nested: Path) -> None:
@@ -150,3 +140,20 @@ def test_dims_are_a_setting_of_the_command_line() -> None:
         settings_from(["dims=[64,64]"])
     with pytest.raises(SettingError, match="dims must be a list of whole numbers"):
         settings_from(["dims=64"])
+
+
+@pytest.mark.parametrize("name", ["hierarchical_ap", "happier", "graded_ndcg"])
+def test_losses_of_graded_relevance_train_with_a_memory_and_resume_to_the_bit(
+    name: str, nested: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory holds paths, the clusters of HAPPIER are weights; both are in the saved state."""
+    given = {"loss": {"name": name}, "memory__size": 24, "epochs": 2}
+    whole = fit(tiny(nested, tmp_path / "whole", **given), quiet=True)
+    (after,) = summary(whole)["after"].values()
+    assert after.keys() >= GRADED
+    kill_at(monkeypatch, 4)  # of 4: the first epoch is saved
+    with pytest.raises(Killed):
+        fit(tiny(nested, tmp_path / "run", **given), quiet=True)
+    monkeypatch.undo()
+    resume(tmp_path / "run", quiet=True)
+    assert_same_run(whole, tmp_path / "run")

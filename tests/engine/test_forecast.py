@@ -78,7 +78,9 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(app, ["train", "data=folder", "data.root=own", "hardware.device=cpu", "--dry-run"])
     assert done.exit_code == 0, done.output
     assert everything_in(tmp_path) == before
-    assert done.output.startswith("WARNING: no pretrained network can be had here")
+    assert done.output.startswith(
+        "starting   roadmap on folder, seed 0\nWARNING: no pretrained network can be had here"
+    )
     assert done.output.count("WARNING") == 1
     assert re.search(r"^pictures   folder: train 24 of 6 classes, test \w+ 12 of 6 classes$", done.output, re.MULTILINE)
     assert "\ntraining   60 epochs, 600 steps, batches of 24, 4 of a class, adamw at 0.01\n" in done.output

@@ -19,7 +19,7 @@ from roadmap.engine.loop import train_epoch
 from roadmap.engine.splits import sampler_of
 from roadmap.engine.step import Outcome, step
 from roadmap.engine.watch import OVERFLOWS, Watch
-from roadmap.losses.named import NAMES
+from roadmap.losses.named import NAMES, constructor
 from roadmap.models import Retriever, load_checkpoint
 from roadmap.runs import Run
 
@@ -158,10 +158,11 @@ def assert_good(folder: Path, step: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_loss_leaves_it_to_the_watch(
-    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pictures: Path, nested: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses refuse such embeddings themselves where looking is free, without knowing the pictures."""
-    made = job(tiny(pictures, tmp_path / "run", loss={"name": name}))
+    by_tree = getattr(constructor(name), "takes_paths", False) is True
+    made = job(tiny(nested if by_tree else pictures, tmp_path / "run", loss={"name": name}))
     poison(monkeypatch, 1, rows=(3,))
     watch = Watch(made.splits.train, scaled=False)
     batches = made.pictures.training(made.splits.train, sampler_of(made.splits.train, made.settings.data, 0))
