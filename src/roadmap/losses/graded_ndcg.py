@@ -11,6 +11,7 @@ from roadmap.kernels.graded import GradedRule
 from roadmap.kernels.graded_calls import graded_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_graded_scores
+from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.hierarchical_ap import exact_value
 from roadmap.losses.rank_ndcg import SupNDCG
@@ -126,6 +127,4 @@ class GradedNDCG(nn.Module):
         terms = ap_terms(found, grades > 0)
         return Terms(c.loss_or_nan(terms.sums), terms.counts)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term

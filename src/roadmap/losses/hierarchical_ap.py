@@ -12,6 +12,7 @@ from roadmap.kernels.graded import GradedRule, PullRule
 from roadmap.kernels.graded_calls import graded_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_graded_scores, check_number
+from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeGrades, TreeRelevance
@@ -148,6 +149,4 @@ class HierarchicalAP(nn.Module):
         terms = ap_terms(found, grades > 0)
         return Terms(c.loss_or_nan(terms.sums), terms.counts)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from roadmap.losses.arguments import check_number
+from roadmap.losses.call import forward_by_terms
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.terms import Terms
 
@@ -27,16 +26,7 @@ class HordeContrastive(nn.Module):
     def extra_repr(self) -> str:
         return f"margin={self.margin}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        return self.value(self.terms(Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)))
+    forward = forward_by_terms
 
     def terms(self, c: Comparison) -> Terms:
         """What positives lack, squared, and what negatives have too much, over how many pairs: two terms."""

@@ -14,7 +14,7 @@ Other measures of the same ranks: NDCG (rank_ndcg.py) and recall at k (rank_reca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from roadmap.kernels.measures import gains, norms
 from roadmap.kernels.precision import at_least_float32
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_flag, check_number, check_scores
+from roadmap.losses.call import forward_by_rule, value_of_one_term
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.terms import Terms, ap_terms
 
@@ -164,26 +165,13 @@ class SmoothAP(nn.Module):
     def extra_repr(self) -> str:
         return f"tau={self.tau}, include_self={self.include_self}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        fused = c.fused_loss(self.rule)
-        return self.value(self.terms(c)) if fused is None else fused
+    forward = forward_by_rule
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
         return rank_terms(c, self.rule)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term
 
     @property
     def rule(self) -> LossRule:
@@ -227,26 +215,13 @@ class SupAP(nn.Module):
         said = f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
         return said + f", start={self.start}, offset={self.offset}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        fused = c.fused_loss(self.rule)
-        return self.value(self.terms(c)) if fused is None else fused
+    forward = forward_by_rule
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
         return rank_terms(c, self.rule)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term
 
     @property
     def rule(self) -> LossRule:

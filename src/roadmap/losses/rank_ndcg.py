@@ -6,13 +6,12 @@ rank(k) = rank⁺(k) + rank⁻(k), as in rank_ap.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from roadmap.kernels import NDCG, LossRule, RankRule, ap_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_scores
+from roadmap.losses.call import forward_by_rule, value_of_one_term
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
 from roadmap.losses.terms import Terms
@@ -69,26 +68,13 @@ class SupNDCG(nn.Module):
         said = f"tau={self.tau}, rho={self.rho}, delta={self.delta:.6g}, include_self={self.include_self}"
         return said + f", start={self.start}, offset={self.offset}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        fused = c.fused_loss(self.rule)
-        return self.value(self.terms(c)) if fused is None else fused
+    forward = forward_by_rule
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - NDCG_i over the queries that have a positive, and their number: one term."""
         return rank_terms(c, self.rule)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term
 
     @property
     def rule(self) -> LossRule:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from roadmap.kernels import LossRule, Measure, RankRule, ap_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_flag, check_number, check_scores
+from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.mixing import mixed_table
 from roadmap.losses.rank_ap import mean_ap_loss, rank_terms
@@ -144,9 +145,7 @@ class RecallAtK(nn.Module):
         terms = ap_terms(ap_from_scores(table.scores, positives, table.negatives, self.rule.ranks), positives)
         return Terms(c.loss_or_nan(terms.sums), terms.counts)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term
 
     @property
     def rule(self) -> LossRule:

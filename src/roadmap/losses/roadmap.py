@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from roadmap.kernels import LossRule
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import Average, check_number
+from roadmap.losses.call import forward_by_rule
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.terms import Terms
@@ -54,18 +53,7 @@ class ROADMAP(nn.Module):
     def extra_repr(self) -> str:
         return f"lam={self.lam}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        fused = c.fused_loss(self.rule)
-        return self.value(self.terms(c)) if fused is None else fused
+    forward = forward_by_rule
 
     def terms(self, c: Comparison) -> Terms:
         """The term of `SupAP` and the two of `Calibration`, from one pass over the scores."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_number, check_scores
+from roadmap.losses.call import forward_by_terms, value_of_one_term
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.terms import Terms
 
@@ -88,16 +88,7 @@ class TripletSCT(nn.Module):
         said = f"method={self.method!r}, lam={self.lam}, temperature={self.temperature}, positive={self.positive!r}"
         return said + f", ceiling={self.ceiling}, copies={self.copies}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        return self.value(self.terms(Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)))
+    forward = forward_by_terms
 
     def terms(self, c: Comparison) -> Terms:
         """The sum over the queries that have a triplet, and their number: one term."""
@@ -106,9 +97,7 @@ class TripletSCT(nn.Module):
         terms = _terms(*triplets, self.method, self.lam, self.temperature, self.ceiling)
         return Terms(c.loss_or_nan(terms.sums), terms.counts)
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        return terms.means[0]
+    value = value_of_one_term
 
 
 def _triplets(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from roadmap.kernels import CalibrationRule, LossRule
 from roadmap.kernels.precision import at_least_float32
 from roadmap.kernels.rules import POS_COUNT, POS_SUM
 from roadmap.losses.arguments import Average, check_average, check_scores, check_thresholds
+from roadmap.losses.call import forward_by_rule
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.terms import Terms, calibration_terms
 
@@ -62,18 +61,7 @@ class Calibration(nn.Module):
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, beta={self.beta}, average={self.average!r}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        fused = c.fused_loss(self.rule)
-        return self.value(self.terms(c)) if fused is None else fused
+    forward = forward_by_rule
 
     def terms(self, c: Comparison) -> Terms:
         """What positives lack and what negatives have too much, over how many pairs or queries: two terms."""
