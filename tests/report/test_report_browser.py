@@ -99,6 +99,36 @@ def test_the_map_moves_by_mouse_and_keyboard(browser: Any, address: str) -> None
         assert view(page) == [0, 0, 1]
 
 
+def test_the_map_moves_by_one_finger_and_grows_by_two(browser: Any, address: str) -> None:
+    """Touches as the screen of a phone sends them, by the browser's own protocol."""
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with opened(browser, address, **phone) as page:
+        canvas = page.locator("#map-box canvas")
+        canvas.scroll_into_view_if_needed()
+        box, screen = canvas.bounding_box(), page.context.new_cdp_session(page)
+        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+        def touch(kind: str, *places: tuple[float, float]) -> None:
+            points = [{"x": middle[0] + x, "y": middle[1] + y, "id": n} for n, (x, y) in enumerate(places)]
+            screen.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        began, scrolled = view(page), page.evaluate("window.scrollY")
+        touch("touchStart", (0, 0))
+        for step in range(1, 5):
+            touch("touchMove", (10 * step, 5 * step))
+        touch("touchEnd")
+        moved = view(page)
+        assert moved[0] < began[0]  # the map follows the finger, so its middle goes the other way
+        assert moved[1] != began[1]
+        assert moved[2] == began[2]
+        touch("touchStart", (-20, 0), (20, 0))
+        for step in range(1, 5):
+            touch("touchMove", (-20 - 10 * step, 0), (20 + 10 * step, 0))
+        touch("touchEnd")
+        assert view(page)[2] == pytest.approx(3 * moved[2], rel=0.1)  # from 40 pixels apart to 120
+        assert page.evaluate("window.scrollY") == scrolled  # the page stays where it is
+
+
 def test_a_point_shows_its_picture_and_marks_its_class(browser: Any, address: str) -> None:
     with opened(browser, address, viewport={"width": 1000, "height": 900}) as page:
         canvas = page.locator("#map-box canvas")
