@@ -14,6 +14,7 @@ import csv
 import sys
 from pathlib import Path
 
+import torch
 from measure import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +60,7 @@ def row_of(name: str, arguments: argparse.Namespace) -> dict[str, str]:
     shown = [key for key in found if key in ("R@1", "mAP@R", "H-AP", "ASI", "NDCG") or key.endswith((" R@1", " mAP@R"))]
     minutes = Run(run).summary()["training seconds"] / 60
     row = {"loss": name, "also": " ".join(ROWS[name]), **{key: f"{100 * found[key]:.2f}" for key in shown}}
-    return row | {"training minutes": f"{minutes:.1f}", "seed": str(arguments.seed)} | provenance(encoder.device.type)
+    return row | {"training minutes": f"{minutes:.1f}", "seed": str(arguments.seed)}
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:
@@ -80,8 +81,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     path, rows = arguments.results / f"family_{arguments.recipe}.csv", []
+    ran = provenance("cuda" if torch.cuda.is_available() else "cpu")  # now: the code that was loaded is this commit's
     for name in arguments.losses:
-        rows.append(row_of(name, arguments))
+        rows.append(row_of(name, arguments) | ran)
         print("  ".join(f"{key} {value}" for key, value in rows[-1].items() if value), flush=True)
         write(path, rows)
 

@@ -18,8 +18,8 @@ from roadmap.data.batches.resampling import (
     batched_crops,
     cpu_crop,
     network_input,
-    resized,
     resized_crops,
+    resized_picture,
 )
 
 SIZES = [(60, 80), (91, 60), (33, 33), (20, 150), (7, 5)]
@@ -278,4 +278,4 @@ def test_a_picture_is_resized_to_the_bit_as_torchvision_does(sizes, capability, 
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     height, width, *wanted = sizes
     image = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
-    assert torch.equal(resized(image, *wanted), tv.resize(image, wanted, antialias=True))
+    assert torch.equal(resized_picture(image, *wanted), tv.resize(image, wanted, antialias=True))

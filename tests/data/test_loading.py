@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from roadmap.data.batches.crops import CentreCrop, RandomCrop
-from roadmap.data.batches.decoding import told_of_deaths
+from roadmap.data.batches.decoding import loader_batches
 from roadmap.data.batches.delivery import Order, Resident, Streamed, Threaded
 from roadmap.data.batches.loading import evaluation_batches, training_batches
 from roadmap.data.batches.resampling import cpu_crop
@@ -274,7 +274,7 @@ def test_a_reader_that_dies_while_it_hands_over_is_told_by_name():
 
     alive = iter(loader)
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal"):
-        list(told_of_deaths(Breaking()))
+        list(loader_batches(Breaking()))
 
 
 def test_a_broken_connection_without_a_death_stays_what_it_is(monkeypatch):
@@ -286,4 +286,4 @@ def test_a_broken_connection_without_a_death_stays_what_it_is(monkeypatch):
             raise EOFError("nothing came")
 
     with pytest.raises(EOFError, match="nothing came"):
-        list(told_of_deaths(Broken()))
+        list(loader_batches(Broken()))

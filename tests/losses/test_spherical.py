@@ -186,7 +186,7 @@ def test_in_the_added_form_lengths_count_once(inner: Any) -> None:
     if not isinstance(loss, SphericalConstraint):
         loss = SphericalConstraint(loss)
     form = "added"
-    held, plain = Memory(loss, size=12, form=form), Memory(loss.compared, size=12, form=form)
+    held, plain = Memory(loss, size=12, form=form), Memory(loss.against_memory, size=12, form=form)
     for seed in range(3):
         x = drawn(6, 3, seed)
         expected = plain(x, LABELS).item() + by_loops(x.tolist())[0]

@@ -195,7 +195,7 @@ class Memory(nn.Module):
         """By the loss itself, of the whole batch."""
         places = {"own": torch.arange(len(batch.all), device=batch.all.device)} if joined else {}
         # what a loss adds for the batch alone is in the loss of the batch already
-        loss = self.inner if vectors is None or joined else getattr(self.inner, "compared", self.inner)
+        loss = self.inner if vectors is None or joined else getattr(self.inner, "against_memory", self.inner)
         value: Tensor = loss(batch.all, batch.labels, None, vectors, labels, **places)
         return value
 

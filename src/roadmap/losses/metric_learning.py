@@ -30,8 +30,8 @@ class MetricLearning(nn.Module):
             callable (embeddings, labels, ref_emb, ref_labels) -> indices will do.
         num_classes: for a loss with class proxies: labels must lie in [0, num_classes).
         embedding_size: for a loss with class proxies: the dimension of the embeddings.
-        compared: the same without what the loss adds for the batch alone (a regulariser): what a memory compares with
-            earlier batches. None: it adds no such thing.
+        against_memory: the same without what the loss adds for the batch alone (a regulariser): what a memory compares
+            with earlier batches. None: it adds no such thing.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class MetricLearning(nn.Module):
         miner: Miner | None = None,
         num_classes: int | None = None,
         embedding_size: int | None = None,
-        compared: nn.Module | None = None,
+        against_memory: nn.Module | None = None,
     ) -> None:
         super().__init__()
         check_module("loss", loss)
@@ -55,8 +55,8 @@ class MetricLearning(nn.Module):
         self.miner = miner
         self.num_classes = num_classes
         self.embedding_size = embedding_size
-        if compared is not None:
-            self.compared = compared
+        if against_memory is not None:
+            self.against_memory = against_memory
 
     @property
     def uses_lengths(self) -> bool:

@@ -102,7 +102,7 @@ def contrastive_irt(neg_margin: float = 0.5, entropy_weight: float = 0.7) -> Met
     check_number("entropy_weight", entropy_weight, at_least=0)
     return MetricLearning(
         _contrastive(neg_margin, embedding_regularizer=koleo, embedding_reg_weight=entropy_weight),
-        compared=contrastive_xbm(neg_margin),
+        against_memory=contrastive_xbm(neg_margin),
     )
 
 

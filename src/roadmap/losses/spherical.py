@@ -31,8 +31,8 @@ class SphericalConstraint(nn.Module):
 
     Attributes:
         uses_lengths: True: normalised embeddings would make another loss of it.
-        compared: the loss without the constraint: what a memory compares with earlier batches, so that the lengths of
-            the batch count once.
+        against_memory: the loss without the constraint: what a memory compares with earlier batches, so that the
+            lengths of the batch count once.
 
     >>> import torch
     >>> from roadmap.losses import ROADMAP
@@ -64,7 +64,7 @@ class SphericalConstraint(nn.Module):
         return f"weight={self.weight}, momentum={self.momentum}"
 
     @property
-    def compared(self) -> nn.Module:
+    def against_memory(self) -> nn.Module:
         return self.loss
 
     @property

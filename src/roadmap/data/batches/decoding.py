@@ -67,7 +67,7 @@ class Decoded:
             worker_init_fn=leave_signals_to_parent,
             generator=torch.Generator(),  # else every iterator moves the random numbers that a model draws from
         )
-        for parts, pixels, skipped in told_of_deaths(loader):
+        for parts, pixels, skipped in loader_batches(loader):
             indices = np.asarray([part.index for part in parts], dtype=np.int64)
             yield Delivery(asked.popleft(), self._images(parts, pixels), indices, skipped)
 
@@ -90,7 +90,7 @@ class Decoded:
         return resized_crops(pixels.to(self.device, non_blocking=True), starts, widths, windows, self.crop)
 
 
-def told_of_deaths(loader: Iterable[Any]) -> Iterator[Any]:
+def loader_batches(loader: Iterable[Any]) -> Iterator[Any]:
     """What the loader gives, and torch's own error where a process of it dies.
 
     One that is killed while it hands a batch over breaks the connection first. That it is dead is known a moment later,

@@ -136,7 +136,7 @@ def _affine_tensors(mean: Triple, std: Triple, device: torch.device) -> tuple[Te
     return shift, scale
 
 
-def resized(image: Tensor, height: int, width: int) -> Tensor:
+def resized_picture(image: Tensor, height: int, width: int) -> Tensor:
     """A (3, H, W) uint8 picture at another size, to the bit as torchvision's `resize(antialias=True)`.
 
     It makes the same call of torch. It is not called itself because importing it imports torch's compiler: a second,
@@ -170,7 +170,7 @@ def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) 
         return tensor.flip(2) if windows.flip[place] else tensor
     tensor = torch.from_numpy(part).permute(2, 0, 1)
     if (height, width) != (resized_height, resized_width):
-        tensor = resized(tensor, resized_height, resized_width)
+        tensor = resized_picture(tensor, resized_height, resized_width)
     if (resized_height, resized_width) != (size, size):
         tensor = tensor[:, above : above + size, before : before + size]
     return tensor.flip(2) if windows.flip[place] else tensor
