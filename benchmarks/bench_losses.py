@@ -2,6 +2,8 @@
 
     python benchmarks/bench_losses.py                  # the device at hand
     python benchmarks/bench_losses.py --device cpu
+    python benchmarks/bench_losses.py --only graded    # losses of graded relevance beside SupAP, at 4,096 and 16,384
+    python benchmarks/bench_losses.py --only measures  # other measures of the ranks, likewise
 
 Runs ours, the plain version (the equations by autograd) and pytorch-metric-learning's SmoothAP and FastAP in one
 process on the same embeddings, prints the README's table, and writes benchmarks/results/losses_<device>.csv. The floor
@@ -24,7 +26,18 @@ import torch
 from measure import peak_mib, provenance
 from torch import Tensor
 
-from roadmap.losses import ROADMAP, RecallAtK, SmoothAP, SupAP, SupNDCG, SupRank, calibration
+from roadmap.losses import (
+    HAPPIER,
+    ROADMAP,
+    GradedNDCG,
+    HierarchicalAP,
+    RecallAtK,
+    SmoothAP,
+    SupAP,
+    SupNDCG,
+    SupRank,
+    calibration,
+)
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import h_minus, heaviside, mean_ap_loss, plain_average_precision, saturation_point
 
@@ -64,6 +77,26 @@ def measures(size: int, device: str) -> dict[str, Loss]:
         f"SupRank {name}": SupRank(classes, DIMENSIONS, measure=name).to(device) for name in ("ap", "ndcg", "recall")
     }
     return {"SupNDCG": SupNDCG(), "RecallAtK": RecallAtK(), **proxies}
+
+
+def graded(size: int, device: str) -> dict[str, Loss]:
+    """Losses of graded relevance; a step should take at most 1.5 times as long as SupAP's over the classes alone."""
+    happier = HAPPIER(size // PER_CLASS + 1, DIMENSIONS).to(device)
+    return {"HierarchicalAP": HierarchicalAP(), "HAPPIER": happier, "GradedNDCG": GradedNDCG()}
+
+
+def tree_batch(size: int, device: str, per_genus: int) -> tuple[Tensor, Tensor]:
+    """As `batch`, but the classes of a genus share half of their centre: their members score 0.2 on each other. Paths
+    of two levels, (B, 2)."""
+    generator = torch.Generator().manual_seed(size)
+    labels = torch.arange(size) // PER_CLASS
+    genera = labels // per_genus
+    genus = torch.randn(int(genera[-1]) + 1, DIMENSIONS, generator=generator)
+    species = torch.randn(int(labels[-1]) + 1, DIMENSIONS, generator=generator)
+    x = 0.5**0.5 * (genus[genera] + species[labels]) + 1.2 * torch.randn(size, DIMENSIONS, generator=generator)
+    order = torch.randperm(size, generator=generator)
+    paths = torch.stack([genera, labels], 1)
+    return x[order].to(device).contiguous(), paths[order].to(device).contiguous()
 
 
 def batch(size: int, device: str, per_class: int = PER_CLASS, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -132,7 +165,8 @@ def rates() -> dict[str, float]:
 def floor_ms(M: int, N: int, pairs: int, found: dict[str, float], products: int) -> float:
     """Matrix work at the rate of the best product of float32 accuracy, or the sigmoids: whichever takes longer.
 
-    `products` counts (M, N, D) products: scores forward and again backward, and one for each side with a gradient.
+    `products` counts (M, N, D) products: scores forward and again backward, and one for each side with a gradient: 4.
+    Within one batch, where scores are symmetric, half of them is enough, and one product with G + Gᵀ: 2.
     """
     matrix = products * 2 * M * N * DIMENSIONS / max(found["float32 matmul (cuBLAS)"], found["split float16 matmul"])
     sigmoids = 2 * pairs * N / found["sigmoids"]
@@ -154,9 +188,26 @@ def run(device: str, sizes: list[int], budget: float) -> Iterator[dict[str, Any]
                 continue
             row = measured(name, step_of(loss, x, labels), size, device, budget)
             if (name in ours or name in more) and found:
-                row["floor_ms"] = round(floor_ms(size, size, size * PER_CLASS, found, 4), 4)
+                row["floor_ms"], row["symmetric_floor_ms"] = (
+                    round(floor_ms(size, size, size * PER_CLASS, found, products), 4) for products in (4, 2)
+                )
             if row["status"] != "ok" or (row["ms"] and row["ms"] > 20_000):
                 limit[name] = size
+            yield row
+
+
+def beside_supap(only: str, device: str, sizes: list[int], budget: float, per_genus: int) -> Iterator[dict[str, Any]]:
+    """One family of losses beside SupAP, and how many times as long each takes."""
+    for size in sizes:
+        x, paths = tree_batch(size, device, per_genus) if only == "graded" else batch(size, device)
+        classes = paths[:, -1].contiguous() if only == "graded" else paths
+        others = graded(size, device) if only == "graded" else measures(size, device)
+        supap = measured("SupAP", step_of(SupAP(), x, classes), size, device, budget)
+        yield supap
+        for name, loss in others.items():
+            row = measured(name, step_of(loss, x, paths), size, device, budget)
+            if row["ms"] and supap["ms"]:
+                print(f"  {'':22s} {row['ms'] / supap['ms']:.2f} times SupAP")
             yield row
 
 
@@ -192,21 +243,28 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", help="batch sizes (default: a range that fits the device)")
     parser.add_argument("--seconds", type=float, default=0.5, help="time spent on each measurement")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--only", choices=["graded", "measures"], help="one family beside SupAP, at 4096 and 16384")
+    parser.add_argument("--per-genus", type=int, default=4, help="classes in a genus, for --only graded")
     args = parser.parse_args()
     default = [128, 384, 1024, 2048, 4096, 16384, 65536, 131072] if args.device == "cuda" else [64, 128, 384, 1024]
     facts = provenance(args.device)
     print(" | ".join(f"{k}: {v}" for k, v in facts.items()))
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"losses_{args.device}.csv"
+    path = args.out / f"losses_{f'{args.only}_' if args.only else ''}{args.device}.csv"
     rows: list[dict[str, Any]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time limit: then what was measured is kept too
     try:
-        rows.extend(memory_rows(args.device, args.seconds))
-        for row in run(args.device, args.sizes or default, args.seconds):
-            rows.append(row)
+        if args.only:
+            sizes = args.sizes or list(MEASURES_AT)
+            for row in beside_supap(args.only, args.device, sizes, args.seconds, args.per_genus):
+                rows.append(row)
+        else:
+            rows.extend(memory_rows(args.device, args.seconds))
+            for row in run(args.device, args.sizes or default, args.seconds):
+                rows.append(row)
     finally:  # what was measured is kept, whatever stops the rest
         with path.open("w", newline="") as file:
-            columns = ["loss", "batch", "ms", "floor_ms", "peak_mib", "status", *facts]
+            columns = ["loss", "batch", "ms", "floor_ms", "symmetric_floor_ms", "peak_mib", "status", *facts]
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows({**row, **facts} for row in rows)

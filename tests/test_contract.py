@@ -19,6 +19,7 @@ from roadmap.losses import (
     ROADMAP,
     BlackBoxAP,
     Calibration,
+    ClusteredLoss,
     FastAP,
     GradedNDCG,
     HierarchicalAP,
@@ -113,6 +114,11 @@ CONTRACTS: dict[str, Contract] = {
     "RecallAtK, mixed": Contract(lambda: RecallAtK(tau_k=(1.0, 2.0, 4.0, 8.0, 16.0), mix=True), drawn_at_random=True),
     "SupRank": Contract(
         lambda: SupRank(CLASSES, DIMENSIONS), not_zero_without_positives=PROXIES_COUNT, not_zero_alone=PROXIES_COUNT
+    ),
+    "ClusteredLoss": Contract(
+        lambda: ClusteredLoss(ROADMAP(), CLASSES, DIMENSIONS),
+        not_zero_without_positives=PROXIES_COUNT,
+        not_zero_alone=PROXIES_COUNT,
     ),
     "SupRank of recall": Contract(
         lambda: SupRank(CLASSES, DIMENSIONS, measure="recall", include_self=False),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ import roadmap.kernels as kernels
 from roadmap.kernels import paths
 from roadmap.kernels.counts import counts_at_least, pair_scores
 from roadmap.kernels.rules import NDCG, CalibrationRule, LossRule, Measure, RankRule
+from roadmap.losses import GradedNDCG, HierarchicalAP
 
 from .compiling import compiled_not_launched
 from .interpreting import take_path
@@ -40,8 +44,13 @@ def test_losses_from_embeddings_compile(rule: str, path: str, gallery: str, monk
     with compiled_not_launched(monkeypatch) as compiled:
         function(x, labels, ref, ref_labels, own, RULES[rule]).sum().backward()  # type: ignore[no-untyped-call]
     names = {kernel.name for kernel in compiled}
-    expected = {"small": {"_rank_rows"}, "tiles": {"_rank_tiles", "_product"}}
-    assert expected.get(path, {"_stored_ranks", "_negative_gradients", "_positive_gradients", "_product"}) <= names
+    expected = {
+        "small": {"_rank_rows"},
+        "tiles": {"_rank_tiles", "_score_gradient_tiles", "_product"},
+        "tiles, batch": {"_rank_tile_both_ways", "_gradient_tile_both_ways", "_symmetric_product"},
+        "stored": {"_stored_ranks", "_negative_gradients", "_positive_gradients", "_product"},
+    }
+    assert expected["tiles, batch" if (path, gallery) == ("tiles", "batch") else path] <= names
     assert ("_factors_of_terms" in names) is (own is not None)
 
 
@@ -56,6 +65,26 @@ def test_other_measures_compile(rule: str, path: str, monkeypatch: pytest.Monkey
     names = [kernel.name for kernel in compiled]
     assert ("_rank_rows" if path == "small" else "_rows_from_ranks") in names
     assert ("_among_positives" in names) is (path != "small" and rule != "NDCG")  # H⁺ is a step there
+
+
+@pytest.mark.parametrize("gallery", [False, True], ids=["batch", "gallery with places"])
+@pytest.mark.parametrize("loss", [HierarchicalAP(pull=True), GradedNDCG(include_self=False)], ids=["h_ap", "ndcg"])
+def test_label_trees_compile(loss: torch.nn.Module, gallery: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    x, labels = torch.randn(300, 512, requires_grad=True), torch.stack([torch.arange(300) // n for n in (80, 20, 4)], 1)
+    others: dict[str, Any] = {}
+    if gallery:
+        others = {"ref_emb": torch.cat([x.detach(), x.detach()]), "ref_labels": torch.cat([labels, labels])}
+        others["own"] = torch.arange(300)
+    with compiled_not_launched(monkeypatch) as compiled:
+        from roadmap.kernels.triton import trees
+
+        counted = trees.relevant_items  # nothing is counted here, and the largest list says how many meet at a time
+        monkeypatch.setattr(trees, "relevant_items", lambda call: replace(counted(call), largest=64))
+        loss(x, labels, **others).backward()
+    names = {kernel.name for kernel in compiled}
+    lists = {"_count_relevant", "_list_offsets", "_move_relevant"}
+    assert lists | {"_stored_ranks", "graded_rows", "among_grades", "_negative_gradients", "_product"} <= names
 
 
 def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,9 @@ def test_advance_is_told_of_every_query() -> None:
 def test_triton_counts_under_the_interpreter() -> None:
     """The Triton kernels, emulated on this machine in a process of their own (the choice is made at import)."""
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    from .interpreting import INTERPRETING  # not above: this file is also run as a program
+
+    environment = os.environ | INTERPRETING
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "interpreted 4 problems" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def test_a_loss_over_scores_can_be_differentiated_twice() -> None:
 def test_a_gpu_compiles_to_one_graph(name: str, size: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take_path(monkeypatch, size)
     torch.compiler.reset()
-    loss, results = LOSSES[name], []
+    loss, results = copy.deepcopy(LOSSES[name]).cuda(), []
     for compiled in (False, True):
         x, others = vectors(device="cuda"), gallery("cuda")
         call = torch.compile(loss, backend=backend, fullgraph=True) if compiled else loss
@@ -189,7 +190,7 @@ def test_a_gpu_compiles_to_one_graph(name: str, size: str, backend: str, monkeyp
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FUSED)
 def test_a_cuda_graph_captures_forward_and_backward(name: str) -> None:
-    loss, labels = LOSSES[name], LABELS.cuda()
+    loss, labels = copy.deepcopy(LOSSES[name]).cuda(), LABELS.cuda()
     x = vectors(device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

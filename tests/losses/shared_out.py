@@ -19,6 +19,7 @@ from roadmap.losses import (
     ROADMAP,
     BlackBoxAP,
     Calibration,
+    ClusteredLoss,
     Distributed,
     FastAP,
     HordeContrastive,
@@ -58,6 +59,7 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "recall at k": RecallAtK,
     "recall at k, mixed": lambda: RecallAtK(mix=True),
     "supndcg": SupNDCG,
+    "clustered": lambda: ClusteredLoss(ROADMAP(include_self=False), CLASSES, DIMENSIONS, lam=0.3),
     "suprank": lambda: SupRank(CLASSES, DIMENSIONS, lam=0.3, measure="recall", include_self=False),
 }
 PROXIES = "matryoshka of proxies"
@@ -272,6 +274,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "matryoshka": {"repeats": False},
     "recall at k": {},
     "recall at k, mixed": {},
+    "clustered": {},
     "suprank": {"repeats": False},
     "contrastive_xbm": {"repeats": False},
     "triplet_distance_weighted": {"weight": 0.5},

@@ -25,7 +25,8 @@ def test_every_loss_of_the_package_has_a_name() -> None:
     }
     around_a_loss = {roadmap.losses.Distributed, roadmap.losses.Memory, roadmap.losses.TwoPass}
     around_a_loss |= {roadmap.losses.Matryoshka}  # the setting `dims`
-    around_a_loss |= {roadmap.losses.SphericalConstraint}  # which has a name of its own, with the loss as an option
+    # these have names of their own, with the loss as an option
+    around_a_loss |= {roadmap.losses.SphericalConstraint, roadmap.losses.ClusteredLoss}
     around_a_loss |= {roadmap.losses.HORDE}  # of features, not of embeddings
     assert set(OWN.values()) == classes - around_a_loss
     assert tuple(pml.RECIPES) == BORROWED
@@ -55,7 +56,7 @@ def test_options_reach_the_constructor() -> None:
 def test_only_what_the_run_alone_knows_has_no_default() -> None:
     needing = {name: required_options(name) for name in NAMES if required_options(name)}
     weighted = {"cross_entropy", "happier", "normalised_softmax", "proxy_gml", "proxy_nca", "proxy_nca_pp", "sec"}
-    assert set(needing) == weighted | {"suprank"}
+    assert set(needing) == weighted | {"clustered", "suprank"}
     assert set(needing.values()) == {tuple(FILLED_IN)}
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from roadmap.losses import (
+    ROADMAP,
+    ClusteredLoss,
     RecallAtK,
     SupAP,
     SupNDCG,
@@ -24,6 +26,7 @@ from roadmap.losses import (
     suprank,
 )
 from roadmap.losses.comparison import Comparison
+from roadmap.losses.named import named_loss
 from roadmap.losses.rank_ap import heaviside, plain_average_precision
 from roadmap.losses.rank_recall import recall_measure
 
@@ -244,6 +247,41 @@ def test_no_query_without_a_class_counts_twice() -> None:
     loss = SupRank(4, 3)
     terms = loss.terms(Comparison.of(drawn(9, 3, 2), LABELS, ref_emb=drawn(2, 3, 3), ref_labels=torch.tensor([0, 7])))
     assert terms.counts.tolist() == [4, 9]
+
+
+# --- ClusteredLoss
+
+
+def test_a_clustered_loss_is_both_its_parts() -> None:
+    """ROADMAP by its loops, and the proxies by theirs; a clustered SupAP is SupRank."""
+    torch.manual_seed(0)
+    loss = ClusteredLoss(ROADMAP(include_self=False), 4, 3, lam=0.3).double()
+    x = drawn(9, 3, 1).requires_grad_()
+    value = loss(x, LABELS)
+    value.backward()
+    assert x.grad is not None
+    queries, proxies = x.tolist(), loss.clusters.proxies.tolist()
+    y = x.detach().clone().requires_grad_()
+    ranking = ROADMAP(include_self=False)(y, LABELS)
+    ranking.backward()
+    clusters, dp = rank_literal.proxies(literal.cosines(queries, proxies), LABELS.tolist())
+    dx, dw = (torch.tensor(d, dtype=torch.float64) for d in literal.gradient_of_cosines(dp, queries, proxies))
+    assert value.item() == pytest.approx(0.7 * ranking.item() + 0.3 * clusters, abs=1e-11)
+    torch.testing.assert_close(x.grad, 0.7 * y.grad + 0.3 * dx, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(loss.clusters.proxies.grad, 0.3 * dw, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(loss.value(loss.terms(Comparison.of(x, LABELS))), value)
+    suprank_, same = SupRank(4, 3, lam=0.3), ClusteredLoss(SupAP(), 4, 3, lam=0.3)
+    same.clusters.load_state_dict(suprank_.clusters.state_dict())
+    torch.testing.assert_close(same(drawn(9, 3, 1).float(), LABELS), suprank_(drawn(9, 3, 1).float(), LABELS))
+
+
+def test_what_cannot_be_clustered_is_refused() -> None:
+    with pytest.raises(ValueError, match="with terms and a value, such as ROADMAP.., got Identity"):
+        ClusteredLoss(nn.Identity(), 4, 3)
+    with pytest.raises(ValueError, match="lam must be <= 1"):
+        ClusteredLoss(ROADMAP(), 4, 3, lam=2)
+    with pytest.raises(ValueError, match="of=sec goes around a loss itself; name that loss"):
+        named_loss("clustered", num_classes=2, embedding_size=3, of="sec")
 
 
 # --- SiMix

@@ -246,7 +246,7 @@ def test_on_the_command_line() -> None:
         (
             lambda: named_loss("sec", **FILLED, of="sec"),
             ValueError,
-            "of=sec: the constraint holds a loss, and sec has one",
+            "of=sec goes around a loss itself; name that loss",
         ),
         (lambda: named_loss("sec", **FILLED, of="roadmp"), ValueError, "did you mean 'roadmap'"),
         (

@@ -88,7 +88,7 @@ def cosine_gradients(
 def _triton_cosine_gradients(
     grad: Tensor, queries: Tensor, gallery: Tensor | None, needs: tuple[bool, bool], units: Any
 ) -> Gradients:
-    from roadmap.kernels.triton import small
+    from roadmap.kernels.triton import small, split_gradients
     from roadmap.kernels.triton.launch import Arena
 
     with on_device_of(queries):
@@ -97,7 +97,10 @@ def _triton_cosine_gradients(
             torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None and need else None
             for x, need in zip((queries, gallery), needs, strict=True)
         )
-        small.add_score_gradients(Arena(grad.device), grad.contiguous(), q, g, dq, dg)
+        if is_small(*grad.shape):
+            small.add_score_gradients(Arena(grad.device), grad.contiguous(), q, g, dq, dg)
+        else:
+            split_gradients.add_split_gradients(grad.contiguous(), q, g, dq, dg)
     return dq, dg
 
 

@@ -7,6 +7,7 @@ pytorch-metric-learning stand behind the same call in `roadmap.losses.pml`, whic
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP, fastap, softbinap
 from roadmap.losses.blackbox_ap import BlackBoxAP, blackboxap
+from roadmap.losses.clustered import ClusteredLoss
 from roadmap.losses.decomposable import SupRank, suprank
 from roadmap.losses.distributed import Distributed
 from roadmap.losses.graded_ndcg import GradedNDCG, gradedndcg, ndcg
@@ -32,6 +33,7 @@ __all__ = [
     "ROADMAP",
     "BlackBoxAP",
     "Calibration",
+    "ClusteredLoss",
     "Distributed",
     "FastAP",
     "GradedNDCG",

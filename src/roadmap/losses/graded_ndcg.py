@@ -13,6 +13,7 @@ from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_graded_scores
 from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
+from roadmap.losses.graded_terms import graded_terms
 from roadmap.losses.hierarchical_ap import exact_value
 from roadmap.losses.rank_ndcg import SupNDCG
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeRelevance
@@ -121,10 +122,7 @@ class GradedNDCG(nn.Module):
         """Sum of 1 - NDCG_i over the queries that have a positive, and their number: one term."""
         if c.is_binary:
             return self.binary.terms(c)
-        grades = c.grades(self.relevance, include_self=self.binary.include_self)
         rule = GradedRule("ndcg", self.binary.rule.ranks, exponential=self.gain == "exponential")
-        found = graded_from_scores(c.scores, grades, rule)
-        terms = ap_terms(found, grades > 0)
-        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+        return graded_terms(c, self.relevance, rule, include_self=self.binary.include_self)
 
     value = value_of_one_term

@@ -14,6 +14,7 @@ from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_graded_scores, check_number
 from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
+from roadmap.losses.graded_terms import graded_terms
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeGrades, TreeRelevance
 from roadmap.losses.terms import Terms, ap_terms
@@ -144,9 +145,7 @@ class HierarchicalAP(nn.Module):
         """Sum of 1 - H-AP_i over the queries that have a positive, and their number: one term."""
         if c.is_binary:  # one level: H-AP is AP, and nothing is more relevant than a positive
             return self.supap.terms(c)
-        grades = c.grades(self.relevance, include_self=self.supap.include_self)
-        found = graded_from_scores(c.scores, grades, GradedRule("h_ap", self.supap.rule.ranks, self.pull))
-        terms = ap_terms(found, grades > 0)
-        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+        rule = GradedRule("h_ap", self.supap.rule.ranks, self.pull)
+        return graded_terms(c, self.relevance, rule, include_self=self.supap.include_self)
 
     value = value_of_one_term

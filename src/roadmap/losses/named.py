@@ -10,6 +10,7 @@ from torch import nn
 
 from roadmap.losses.binned_ap import FastAP, SoftBinAP
 from roadmap.losses.blackbox_ap import BlackBoxAP
+from roadmap.losses.clustered import ClusteredLoss
 from roadmap.losses.decomposable import SupRank
 from roadmap.losses.graded_ndcg import GradedNDCG
 from roadmap.losses.happier import HAPPIER
@@ -35,15 +36,32 @@ def sec(
 ) -> SphericalConstraint:
     """`SphericalConstraint` around the loss called `of`, which is made with `options`, and with the number of classes
     and the dimensions if it asks for them."""
+    return SphericalConstraint(_inner(of, num_classes, embedding_size, options), weight, momentum)
+
+
+def clustered(
+    num_classes: int,
+    embedding_size: int,
+    of: str = "roadmap",
+    lam: float = 0.1,
+    temperature: float = 0.05,
+    options: Mapping[str, Any] | None = None,
+) -> ClusteredLoss:
+    """`ClusteredLoss` around the loss called `of`, which is made with `options`."""
+    inner = _inner(of, num_classes, embedding_size, options)
+    return ClusteredLoss(inner, num_classes, embedding_size, lam, temperature)
+
+
+def _inner(of: str, num_classes: int, embedding_size: int, options: Mapping[str, Any] | None) -> nn.Module:
+    """The loss that another goes around."""
     if of in AROUND:
-        raise ValueError(f"of={of}: the constraint holds a loss, and {of} has one already; name that one")
+        raise ValueError(f"of={of} goes around a loss itself; name that loss")
     filled = {"num_classes": num_classes, "embedding_size": embedding_size}
     try:
         asked = {option: filled[option] for option in required_options(of)}
-        loss = named_loss(of, **asked, **(options or {}))
+        return named_loss(of, **asked, **(options or {}))
     except (TypeError, ValueError) as error:
         raise type(error)(f"of={of}: {error}") from error
-    return SphericalConstraint(loss, weight, momentum)
 
 
 OWN: dict[str, Callable[..., nn.Module]] = {
@@ -79,7 +97,7 @@ BORROWED = (
     "triplet_semihard",
 )
 # Around another loss, which is an option.
-AROUND: dict[str, Callable[..., nn.Module]] = {"sec": sec}
+AROUND: dict[str, Callable[..., nn.Module]] = {"sec": sec, "clustered": clustered}
 NAMES = (*OWN, *BORROWED, *AROUND)
 # What only the training run knows.
 FILLED_IN = {"num_classes": "the number of training classes", "embedding_size": "the dimensions of the embeddings"}

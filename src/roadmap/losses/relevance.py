@@ -48,14 +48,18 @@ class TreeRelevance:
             found = found.masked_fill((mine == others) & (mine != UNKNOWN), level + 1)
         return found
 
+    def weights(self, depth: int) -> tuple[float, ...]:
+        """Of levels 1 to `depth`: l^alpha, or w_l where the grades are nested."""
+        found = [float(level) ** self.alpha for level in range(1, depth + 1)]
+        if self.kind != "nested":
+            return tuple(found)
+        return tuple(w - before for w, before in zip(found, [0.0, *found], strict=False))  # nobody shares 0 levels
+
     def grades(self, closeness: Tensor, depth: int, dtype: torch.dtype) -> Tensor:
         """(M, N), 0 where the closeness is 0; `depth` is the number of levels."""
         found = torch.zeros(closeness.shape, dtype=dtype, device=closeness.device)
-        for level in range(1, depth + 1):
-            weight, here = float(level) ** self.alpha, closeness == level
-            if self.kind == "nested":
-                here = closeness >= level
-                weight -= float(level - 1) ** self.alpha if level > 1 else 0.0  # 0^0 is 0 here: nobody shares 0 levels
+        for level, weight in enumerate(self.weights(depth), 1):
+            here = closeness >= level if self.kind == "nested" else closeness == level
             size = 1 if self.kind == "levels" else here.sum(1, keepdim=True).clamp(min=1).to(dtype)
             found = found + here * (weight / size)
         return found

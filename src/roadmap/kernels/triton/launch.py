@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -132,3 +132,18 @@ class Program:
 def signature_of(tensor: Tensor | None) -> Any:
     """What a recorded launch takes for granted about a tensor."""
     return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15 == 0)
+
+
+def play_or_record(
+    programs: dict[Any, Program], device: torch.device, given: Sequence[Tensor], buffer: Tensor,
+    launch_all: Callable[[Arena], None],
+) -> None:  # fmt: skip
+    """Launches over `given` and `buffer`, from a record where there is one of calls like this."""
+    program = programs.setdefault((device, *(signature_of(t) for t in given)), Program())
+    if program.tape is not None:
+        program.tape.play([t.data_ptr() for t in (*given, buffer)], device.index or 0)
+    else:
+        with program.run(device, given, buffer) as arena:
+            launch_all(arena)
+    while len(programs) > MOST_PROGRAMS:
+        programs.pop(next(iter(programs)))

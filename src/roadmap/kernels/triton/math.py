@@ -23,6 +23,9 @@ DEPTH = 16 if _INTERPRETED else 64  # dimensions per accumulator; vectors are pa
 _PORTABLE = tl.constexpr(_INTERPRETED)
 TILE = 16 if _INTERPRETED else 128  # rows and columns of a tile of scores; matrices are padded to a multiple of it
 
+# The score of what is no negative: so far below every threshold that it adds nothing, whatever tau is.
+ABSENT = tl.constexpr(-1000.0)
+
 
 @triton.jit
 def _sum_of_squares(Row, scale, row, M, D, PADDED: tl.constexpr, BLOCK: tl.constexpr):

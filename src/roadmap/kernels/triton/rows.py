@@ -28,6 +28,8 @@ from roadmap.kernels.triton.layout import (
 from roadmap.kernels.triton.math import step_and_slope
 from roadmap.kernels.triton.measures import gain_and_slopes, measure_constants, norm_of
 
+WIDEST = 4096  # items of a row that a program holds at once
+
 
 @triton.jit
 def _members(
@@ -99,11 +101,57 @@ def store_calibration(
 
 
 @triton.jit
+def _whole_row(
+    S, Pos, Neg, QLabels, GLabels, Slope, row, own, size, N, inv_tau, rho_tau, delta, jump, top, scale,
+    SUPAP: tl.constexpr, MASKS: tl.constexpr, OWN: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr,
+    BLOCK: tl.constexpr, MEASURE: tl.constexpr, CUTS: tl.constexpr, REACHABLE: tl.constexpr,
+):  # fmt: skip
+    """Sum of the gains of one query whose row fits into one block, and its row of the slope."""
+    j = tl.arange(0, BLOCK)
+    base = row.to(tl.int64) * N
+    s = tl.load(S + base + j, mask=j < N, other=0.0)
+    pos, neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF)
+    ordinal = tl.cumsum(pos.to(tl.int32), 0)
+    ap = 0.0
+    # sums of sums: one long sum over hundreds of positives would be off by several times what plain float32 is
+    total = tl.zeros((BLOCK,), tl.float32)
+    part = tl.zeros((BLOCK,), tl.float32)
+    for which in range(1, size + 1):
+        chosen = pos & (ordinal == which)
+        s_k = tl.sum(tl.where(chosen, s, 0.0), 0)
+        others = pos & (chosen == 0)
+        value, slope = step_and_slope(s - s_k, inv_tau, rho_tau, delta, jump, top, SUPAP)
+        rank_neg = tl.sum(tl.where(neg, value, 0.0), 0)
+        slope_neg = tl.sum(tl.where(neg, slope, 0.0), 0)
+        slope_pos = 0.0
+        if SUPAP:
+            rank_pos = 1.0 + tl.sum((others & (s >= s_k)).to(tl.float32), 0)
+        else:
+            rank_pos = 1.0 + tl.sum(tl.where(others, value, 0.0), 0)
+            slope_pos = tl.sum(tl.where(others, slope, 0.0), 0)
+        gain, by_pos, weight = gain_and_slopes(rank_pos, rank_neg, size, scale, MEASURE, CUTS, REACHABLE)
+        ap += gain
+        if WITH_SLOPE:
+            grad = tl.where(neg, -weight * slope, 0.0)
+            at_k = -weight * slope_neg
+            if not SUPAP:
+                grad += tl.where(others, by_pos * slope, 0.0)
+                at_k += by_pos * slope_pos
+            part += tl.where(chosen, -at_k, grad)
+            full = which % 16 == 0
+            total = tl.where(full, total + part, total)
+            part = tl.where(full, 0.0, part)
+    if WITH_SLOPE:
+        tl.store(Slope + base + j, total + part, mask=j < N)
+    return ap
+
+
+@triton.jit
 def _rank_rows(
     S, Pos, Neg, QLabels, GLabels, Own, Slope, Stats, M, N, inv_tau, rho_tau, delta, jump, top, alpha, beta,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, MASKS: tl.constexpr,
     OWN: tl.constexpr, INCLUDE_SELF: tl.constexpr, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr,
-    MEASURE: tl.constexpr, CUTS: tl.constexpr, REACHABLE: tl.constexpr,
+    MEASURE: tl.constexpr, CUTS: tl.constexpr, REACHABLE: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """AP_i of one query by counting, and ∂AP_i/∂s over its row: the equations of kernels/blocked.py."""
     row = tl.program_id(0)
@@ -117,12 +165,18 @@ def _rank_rows(
             j = start + tl.arange(0, BLOCK)
             pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, j, N, MASKS, OWN, INCLUDE_SELF)
             size += tl.sum(pos.to(tl.int32), 0)
-            if WITH_SLOPE:
+            if WITH_SLOPE and not ONE:
                 tl.store(Slope + base + j, tl.zeros((BLOCK,), tl.float32), mask=j < N)
         norm = norm_of(size, MEASURE, BLOCK)
         share = 1.0 / norm
         ap = 0.0
-        for k_start in range(0, N, BLOCK):
+        if ONE:
+            ap = _whole_row(
+                S, Pos, Neg, QLabels, GLabels, Slope, row, own, size, N,
+                inv_tau, rho_tau, delta, jump, top, share * inv_tau,
+                SUPAP, MASKS, OWN, INCLUDE_SELF, WITH_SLOPE, BLOCK, MEASURE, CUTS, REACHABLE,
+            )  # fmt: skip
+        for k_start in range(0, 0 if ONE else N, BLOCK):
             k_all = k_start + tl.arange(0, BLOCK)
             s_all = tl.load(S + base + k_all, mask=k_all < N, other=0.0)
             k_pos, _neg, _pairs = _members(Pos, Neg, QLabels, GLabels, row, own, k_all, N, MASKS, OWN, INCLUDE_SELF)
@@ -202,8 +256,8 @@ def launch_rows(
 ) -> None:
     M, N = scores.shape
     ranks, calibration = rule.ranks, rule.calibration
-    warps = 4
-    block = max(32 * warps, min(4096, triton.next_power_of_2(N)))  # every thread owns an element: see `before` above
+    warps = 4 if N <= 1024 else 8  # a thread holds at most 16 items of each row that it keeps
+    block = max(32 * warps, min(WIDEST, triton.next_power_of_2(N)))  # every thread owns an element: see `before` above
     if M == 0:
         return
     launch(_rank_rows, (M,),
@@ -220,6 +274,7 @@ def launch_rows(
         INCLUDE_SELF=rule.include_self,
         WITH_SLOPE=slope is not None,
         BLOCK=block,
+        ONE=block >= N,
         **measure_constants(rule),
         num_warps=warps,
     )  # fmt: skip

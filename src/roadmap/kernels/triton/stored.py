@@ -29,18 +29,18 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, launch, signature_of
+from roadmap.kernels.triton.launch import Arena, Program, launch, play_or_record
 from roadmap.kernels.triton.layout import own_column, own_mode
-from roadmap.kernels.triton.math import TILE, exp2, reciprocal, step_and_slope
+from roadmap.kernels.triton.math import ABSENT, TILE, exp2, reciprocal, step_and_slope
 from roadmap.kernels.triton.reduce import reduce_rows
 from roadmap.kernels.triton.small import fill_scores
 from roadmap.kernels.triton.tiles import (
-    PAIRS_ROUNDED_TO,
     PROGRAMS,
     PositivePairs,
     TileState,
     rank_state,
     refuse_capture,
+    rounded_counts,
 )
 from roadmap.kernels.triton.tiles_forward import finish_rows
 from roadmap.kernels.triton.units import fill_units, room_for_units
@@ -48,7 +48,6 @@ from roadmap.kernels.triton.units import fill_units, room_for_units
 # Beyond 2^-49 = e^-34 a sigmoid is negligible (`RankRule.negligible`): with powers up to 2^126 the positives may lie
 # 2 · (126 - 49) powers of two apart, which is 106.7 tau.
 WIDEST = tl.constexpr(106.0)
-ABSENT = tl.constexpr(-4.0)  # the score of what is no negative: below every threshold, so that it adds nothing
 _LIMIT = tl.constexpr(126.0)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 LABELS_AT_ONCE = 32 if TILE == 16 else 1024
@@ -72,13 +71,12 @@ def stored_state(arena: Arena, call: LossCall, lists: PositivePairs) -> StoredSt
     """Room for a call; the same arena gives the same places again."""
     (M, N), D = call.shape, call.queries.shape[1]
     q, g = room_for_units(arena, M, D), room_for_units(arena, N, D)
-    ranks = rank_state(arena, q, g, call, lists, row_splits(call)[0])
+    ranks = rank_state(arena, q, g, call, lists, row_splits(*call.shape)[0])
     return StoredState(ranks, arena.empty(M, len(g.hi)), arena.empty(lists.total, dtype=torch.int32))
 
 
-def row_splits(call: LossCall) -> tuple[int, int]:
+def row_splits(M: int, N: int) -> tuple[int, int]:
     """In how many parts a row of scores is counted, to fill the GPU whatever the number of rows; how long each is."""
-    M, N = call.shape
     blocks = triton.cdiv(N, BLOCK)
     each = triton.cdiv(blocks, min(blocks, triton.cdiv(2 * PROGRAMS, M)))
     return triton.cdiv(blocks, each), each * BLOCK
@@ -151,19 +149,10 @@ def positive_lists(call: LossCall) -> PositivePairs:
     room = Arena(torch.device("meta"))
     _counts(room, M, parts)
     buffer = torch.zeros(room.used, device=device, dtype=torch.uint8)
+    play_or_record(_counting, device, labels, buffer, lambda arena: _launch_counting(_counts(arena, M, parts), *labels))
     found = _counts(Arena(device, buffer), M, parts)
-    program = _counting.setdefault((device, *(signature_of(t) for t in labels)), Program())
-    if program.tape is not None:
-        program.tape.play([t.data_ptr() for t in (*labels, buffer)], device.index or 0)
-    else:
-        with program.run(device, labels, buffer) as arena:
-            _launch_counting(_counts(arena, M, parts), *labels)
-    while len(_counting) > MOST_PROGRAMS:
-        _counting.pop(next(iter(_counting)))
     total, largest = found.totals.tolist()  # the only read-back
-    # Rounded up, so that batches of uneven classes, whose counts differ a little at every step, share a record.
-    rounded = triton.cdiv(max(total, 1), PAIRS_ROUNDED_TO) * PAIRS_ROUNDED_TO
-    longest = triton.next_power_of_2(max(largest, 1))
+    rounded, longest = rounded_counts(total, largest)
     return PositivePairs(None, None, found.nought, found.size, found.offset, found.own, rounded, longest, found.parts)
 
 
@@ -305,7 +294,7 @@ def forward(state: StoredState, out: Tensor, call: LossCall, lists: PositivePair
         state.columns, ranks.positive_scores, N, width,
         OWN=own_mode(call.gallery, call.own), BLOCK=LABELS_AT_ONCE, num_warps=4,
     )  # fmt: skip
-    splits, per_split = row_splits(call)
+    splits, per_split = row_splits(M, N)
     launch(_stored_ranks, (M, splits),
         scores, lists.end, lists.offset, ranks.positive_scores, ranks.rank_neg, ranks.slope_neg, ranks.neg_sum,
         ranks.neg_count, M, N, width, lists.total, per_split,

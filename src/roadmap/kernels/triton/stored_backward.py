@@ -10,10 +10,9 @@ from torch import Tensor
 from roadmap.kernels.calls import LossCall
 from roadmap.kernels.triton.launch import Arena, launch
 from roadmap.kernels.triton.layout import AP_FACTOR, HALF_SCALE, NEG_FACTOR, NEG_SHARE, POS_FACTOR, POS_SHARE
-from roadmap.kernels.triton.math import TILE, step_and_slope
+from roadmap.kernels.triton.math import ABSENT, TILE, step_and_slope
 from roadmap.kernels.triton.reduce import backward_factors, embedding_gradient
 from roadmap.kernels.triton.stored import (
-    ABSENT,
     StoredState,
     middle_and_nearness,
     power,

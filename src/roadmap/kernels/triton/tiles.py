@@ -23,9 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
+from roadmap.kernels.triton import batch_runs
 from roadmap.kernels.triton.launch import Arena
 from roadmap.kernels.triton.layout import FACTORS, STATISTICS, own_mode
 from roadmap.kernels.triton.math import TILE
+from roadmap.kernels.triton.symmetric import is_symmetric, rank_slots
 from roadmap.kernels.triton.units import UnitVectors, room_for_units
 
 POSITIVES_AT_ONCE = min(16, TILE // 4)  # ranks that one pass over the gallery counts; more positives take more passes
@@ -84,6 +86,7 @@ class TileState:
     queries: UnitVectors
     gallery: UnitVectors
     positive_scores: Tensor
+    turned_scores: Tensor  # those of symmetric.py, where the query is the column of a tile
     weights: Tensor
     by_pos: Tensor
     positive_slopes: Tensor
@@ -100,7 +103,8 @@ def tile_state(arena: Arena, call: LossCall, pairs: PositivePairs) -> TileState:
     (M, N), D = call.shape, call.queries.shape[1]
     q = room_for_units(arena, M, D, pairs.query_order)
     g = q if call.gallery is None else room_for_units(arena, N, D, pairs.gallery_order)
-    return rank_state(arena, q, g, call, pairs, rank_grid(call, pairs)[1])
+    splits = rank_slots(N, pairs.total) if is_symmetric(call) else rank_grid(call, pairs)[1]
+    return rank_state(arena, q, g, call, pairs, splits)
 
 
 def rank_state(
@@ -112,9 +116,10 @@ def rank_state(
     rank_neg, slope_neg = (arena.empty(splits, pairs.total if call.rule.ranks else 0) for _ in range(2))
     neg_sum, neg_count = (arena.empty(splits, M if call.rule.calibration else 0) for _ in range(2))
     stats, factors = arena.empty(STATISTICS, M), arena.empty(FACTORS)
+    turned = arena.empty(pairs.total if is_symmetric(call) and not pairs.are_lists else 0)
     return TileState(
-        q, g, scores, weights, by_pos, slopes, rank_neg, slope_neg, neg_sum, neg_count, stats, factors
-    )  # fmt: skip
+        q, g, scores, turned, weights, by_pos, slopes, rank_neg, slope_neg, neg_sum, neg_count, stats, factors
+    )
 
 
 def rank_grid(call: LossCall, pairs: PositivePairs) -> tuple[int, int, int, int]:
@@ -130,6 +135,10 @@ def rank_grid(call: LossCall, pairs: PositivePairs) -> tuple[int, int, int, int]
 def positive_pairs(call: LossCall) -> PositivePairs:
     """Queries and gallery in the order of their labels, and the runs of positives."""
     refuse_capture(call)
+    if is_symmetric(call) and len(call.query_labels) <= batch_runs.LARGEST:
+        runs = batch_runs.batch_runs(call.query_labels)
+        counts = rounded_counts(*runs.totals.tolist())  # the only read-back
+        return PositivePairs(runs.order, runs.order, runs.start, runs.end, runs.offset, None, *counts)
     q_sorted, q_order = torch.sort(call.query_labels, stable=True)
     in_batch = call.gallery is None
     g_sorted, g_order = (q_sorted, q_order) if in_batch else torch.sort(call.gallery_labels, stable=True)
@@ -138,10 +147,14 @@ def positive_pairs(call: LossCall) -> PositivePairs:
     size = end - start
     ends = size.cumsum(0)
     own = None if call.own is None else _own_columns(call.own, q_order, g_order)
-    total, largest = (int(v) for v in torch.stack([ends[-1], size.max()]).tolist())  # the only read-back
-    # Rounded up, so that batches of uneven classes, whose counts differ a little at every step, share a record.
-    room = triton.cdiv(max(total, 1), PAIRS_ROUNDED_TO) * PAIRS_ROUNDED_TO
-    return PositivePairs(q_order, g_order, start, end, ends - size, own, room, triton.next_power_of_2(max(largest, 1)))
+    counts = rounded_counts(*torch.stack([ends[-1], size.max()]).tolist())  # the only read-back
+    return PositivePairs(q_order, g_order, start, end, ends - size, own, *counts)
+
+
+def rounded_counts(total: int, largest: int) -> tuple[int, int]:
+    """Rounded up, so that batches of uneven classes, whose counts differ a little at every step, share a record."""
+    pairs = triton.cdiv(max(int(total), 1), PAIRS_ROUNDED_TO) * PAIRS_ROUNDED_TO
+    return pairs, triton.next_power_of_2(max(int(largest), 1))
 
 
 def _own_columns(own: Tensor, q_order: Tensor, g_order: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
+from roadmap.kernels.triton import symmetric_backward
 from roadmap.kernels.triton.launch import Arena, launch
 from roadmap.kernels.triton.layout import (
     AP_FACTOR,
@@ -21,8 +22,9 @@ from roadmap.kernels.triton.layout import (
     POS_SHARE,
     own_mode,
 )
-from roadmap.kernels.triton.math import DEPTH, TILE, score_tile, step_and_slope
+from roadmap.kernels.triton.math import ABSENT, DEPTH, TILE, score_tile, step_and_slope
 from roadmap.kernels.triton.reduce import backward_factors, embedding_gradient
+from roadmap.kernels.triton.symmetric import is_symmetric
 from roadmap.kernels.triton.tiles import PROGRAMS, PositivePairs, TileState, worth_it
 from roadmap.kernels.triton.units import UnitVectors
 
@@ -54,7 +56,7 @@ def _score_gradient_tiles(
     grad = tl.zeros((BM, BN), tl.float32)
     if RANKS:
         lowest = tl.load(Stats + M * LOWEST + i, mask=ok, other=4.0)
-        highest = tl.max(tl.where(pos, -4.0, s), 1)
+        highest = tl.max(tl.where(pos, ABSENT, s), 1)
         if tl.max(highest - lowest, 0) > negligible:
             for k in range(tl.max(size, 0)):
                 s_k = tl.load(Scores + offset + k, mask=k < size, other=4.0)
@@ -182,6 +184,10 @@ def backward(
     grad_queries: Tensor | None, grad_gallery: Tensor | None,
 ) -> None:  # fmt: skip
     """Writes the gradients that are asked for. In the in-batch call both roles meet in `grad_queries`."""
+    if is_symmetric(call):
+        assert grad_queries is not None
+        symmetric_backward.backward(arena, state, call, pairs, upstream, grad_queries)
+        return
     q, g = state.queries, state.gallery
     (M, N), dims = call.shape, q.dimensions
     factors, left = backward_factors(arena, state.factors, upstream, call.as_terms)

@@ -7,33 +7,17 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
+from roadmap.kernels.triton import symmetric_forward
 from roadmap.kernels.triton.launch import launch
 from roadmap.kernels.triton.layout import AP_LOSS, BOUND, COUNTED, LOWEST, NOWHERE, own_column
-from roadmap.kernels.triton.math import DEPTH, TILE, score_tile, sigmoid, step_and_slope
+from roadmap.kernels.triton.math import ABSENT, DEPTH, TILE, score_tile, sigmoid, step_and_slope
 from roadmap.kernels.triton.measures import AP, gain_and_slopes, measure_constants, norm_of
+from roadmap.kernels.triton.positive_scores import fill_positive_scores
 from roadmap.kernels.triton.reduce import reduce_rows
 from roadmap.kernels.triton.rows import store_calibration
-from roadmap.kernels.triton.tiles import PROGRAMS, PositivePairs, TileState, rank_grid, worth_it
+from roadmap.kernels.triton.symmetric import is_symmetric
+from roadmap.kernels.triton.tiles import PositivePairs, TileState, rank_grid, worth_it
 from roadmap.kernels.triton.units import fill_units
-
-
-@triton.jit
-def _positive_scores(
-    QHi, QLo, GHi, GLo, Start, End, Offset, Scores, M,
-    DIM: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """The programs of one row of tiles share out the columns between its first positive and its last."""
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    start = tl.load(Start + i, mask=i < M, other=2147483647)
-    end = tl.load(End + i, mask=i < M, other=0)
-    offset = tl.load(Offset + i, mask=i < M, other=0)
-    for tile in range(tl.min(start, 0) // BN + tl.program_id(1), tl.cdiv(tl.max(end, 0), BN), tl.num_programs(1)):
-        first = tile * BN
-        if tl.max(((start < first + BN) & (end > first)).to(tl.int32), 0) > 0:
-            s = score_tile(QHi, QLo, GHi, GLo, tl.program_id(0) * BM, first, DIM, DEPTH, BM, BN)
-            j = first + tl.arange(0, BN)
-            inside = (j[None, :] >= start[:, None]) & (j[None, :] < end[:, None])
-            tl.store(Scores + (offset - start)[:, None] + j[None, :], s, mask=inside)
 
 
 @triton.jit(do_not_specialize=["pairs", "tiles"])
@@ -65,7 +49,7 @@ def _rank_tiles(
         j = tile * BN + tl.arange(0, BN)
         s = score_tile(QHi, QLo, GHi, GLo, tl.program_id(0) * BM, tile * BN, DIM, DEPTH, BM, BN)
         neg = ((j[None, :] < start[:, None]) | (j[None, :] >= end[:, None])) & (j < N)[None, :]
-        s = tl.where(neg, s, -4.0)  # what is no negative lies below all thresholds and adds nothing
+        s = tl.where(neg, s, ABSENT)  # what is no negative lies below all thresholds and adds nothing
         if CALIBRATE:
             neg_sum += tl.sum(tl.maximum(s - beta, 0.0), 1)
             neg_count += tl.sum((s > beta).to(tl.float32), 1)
@@ -108,7 +92,7 @@ def _rows_from_ranks(
     Start, End, Offset, Own, Scores, RankNeg, SlopeNeg, NegSum, NegCount, Weight, ByPos, PosSlope, Stats, M, N, pairs,
     splits, inv_tau, steepest, alpha,
     RANKS: tl.constexpr, SUPAP: tl.constexpr, CALIBRATE: tl.constexpr, ALL: tl.constexpr, OWN: tl.constexpr,
-    INCLUDE_SELF: tl.constexpr, KS: tl.constexpr,
+    INCLUDE_SELF: tl.constexpr, KS: tl.constexpr, SPLITS: tl.constexpr,
     MEASURE: tl.constexpr, CUTS: tl.constexpr, REACHABLE: tl.constexpr,
 ):  # fmt: skip
     """AP_i of one query from the counted ranks, and what the backward needs of each of its positives."""
@@ -144,12 +128,16 @@ def _rows_from_ranks(
             if OWN != NOWHERE:
                 if not INCLUDE_SELF:
                     ok = ok & (k != own)
-            rank_neg = tl.zeros((KS,), tl.float32)
-            slope_neg = tl.zeros((KS,), tl.float32)
-            for split in range(0, splits):
-                at = tl.cast(split, tl.int64) * pairs + offset + k
-                rank_neg += tl.load(RankNeg + at, mask=ok, other=0.0)
-                slope_neg += tl.load(SlopeNeg + at, mask=ok, other=0.0)
+            ranks = tl.zeros((KS, SPLITS), tl.float32)
+            slopes = tl.zeros((KS, SPLITS), tl.float32)
+            for first in range(0, splits, SPLITS):  # several at once: one after the other they would wait for memory
+                split = first + tl.arange(0, SPLITS)
+                at = split.to(tl.int64)[None, :] * pairs + (offset + k)[:, None]
+                there = ok[:, None] & (split < splits)[None, :]
+                ranks += tl.load(RankNeg + at, mask=there, other=0.0)
+                slopes += tl.load(SlopeNeg + at, mask=there, other=0.0)
+            rank_neg = tl.sum(ranks, 1)
+            slope_neg = tl.sum(slopes, 1)
             rank_pos = tl.zeros((KS,), tl.float32) + 1.0
             for j_first in range(0, size, KS):
                 j = j_first + tl.arange(0, KS)
@@ -187,14 +175,16 @@ def _rows_from_ranks(
         tl.store(Stats + M * LOWEST + row, lowest)
         tl.store(Stats + M * BOUND + row, tl.maximum(weights * steepest, largest + among))
     if CALIBRATE:
-        neg_sum = 0.0
-        neg_count = 0.0
-        for split in range(0, splits):
-            neg_sum += tl.load(NegSum + tl.cast(split, tl.int64) * M + row)
-            neg_count += tl.load(NegCount + tl.cast(split, tl.int64) * M + row)
+        sums = tl.zeros((SPLITS,), tl.float32)
+        counts = tl.zeros((SPLITS,), tl.float32)
+        for first in range(0, splits, SPLITS):
+            split = first + tl.arange(0, SPLITS)
+            at = split.to(tl.int64) * M + row
+            sums += tl.load(NegSum + at, mask=split < splits, other=0.0)
+            counts += tl.load(NegCount + at, mask=split < splits, other=0.0)
         store_calibration(
-            Stats, row, M, pos_sum, pos_count, (size - stands).to(tl.float32), neg_sum, neg_count,
-            (N - size).to(tl.float32), ALL,
+            Stats, row, M, pos_sum, pos_count, (size - stands).to(tl.float32), tl.sum(sums, 0),
+            tl.sum(counts, 0), (N - size).to(tl.float32), ALL,
         )  # fmt: skip
 
 
@@ -237,7 +227,11 @@ def forward(state: TileState, out: Tensor, call: LossCall, pairs: PositivePairs,
     fill_units(q, call.queries)
     if call.gallery is not None:
         fill_units(g, call.gallery)
-    _count_ranks(state, call, pairs)
+    fill_positive_scores(state, call, pairs)
+    if is_symmetric(call):
+        symmetric_forward.count_ranks(state, call, pairs)
+    else:
+        _count_ranks(state, call, pairs)
     finish_rows(state, call, pairs, grad)
     norms = None if call.gallery is None else g.norms
     reduce_rows(out, state.factors, state.stats, q.norms, norms, rule, call.as_terms, bounded=True)
@@ -246,19 +240,15 @@ def forward(state: TileState, out: Tensor, call: LossCall, pairs: PositivePairs,
 def _count_ranks(state: TileState, call: LossCall, pairs: PositivePairs) -> None:
     q, g, (M, N) = state.queries, state.gallery, call.shape
     ranks, calibration = call.rule.ranks, call.rule.calibration
-    tile = {"DIM": q.dimensions, "DEPTH": DEPTH, "BM": TILE, "BN": TILE}
-    vectors, runs = (q.hi, q.lo, g.hi, g.lo), (pairs.start, pairs.end, pairs.offset)
     row_tiles, splits, passes, tiles = rank_grid(call, pairs)
-    shared = min(triton.cdiv(N, TILE), triton.cdiv(PROGRAMS // 2, row_tiles))
-    launch(_positive_scores, (row_tiles, shared), *vectors, *runs, state.positive_scores, M, **tile, num_warps=8)
     launch(_rank_tiles, (row_tiles, splits, passes),
-        *vectors, *runs, state.positive_scores, state.rank_neg, state.slope_neg, state.neg_sum, state.neg_count, M, N,
-        pairs.total, tiles,
+        q.hi, q.lo, g.hi, g.lo, pairs.start, pairs.end, pairs.offset, state.positive_scores,
+        state.rank_neg, state.slope_neg, state.neg_sum, state.neg_count, M, N, pairs.total, tiles,
         *call.rule.rank_numbers,
         ranks.negligible if ranks else 0.0,
         calibration.beta if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=call.rule.is_supap, CALIBRATE=calibration is not None,
-        KS=pairs.positives_at_once, **(tile | pairs.tile),
+        KS=pairs.positives_at_once, DIM=q.dimensions, DEPTH=DEPTH, BM=TILE, **pairs.tile,
     )  # fmt: skip
 
 
@@ -278,6 +268,7 @@ def finish_rows(state: TileState, call: LossCall, pairs: PositivePairs, grad: bo
         calibration.alpha if calibration else 0.0,
         RANKS=ranks is not None, SUPAP=call.rule.is_supap, CALIBRATE=calibration is not None,
         ALL=calibration is not None and calibration.average == "all", **own, **measure_constants(call.rule),
+        SPLITS=min(32, triton.next_power_of_2(len(state.rank_neg))),
         num_warps=warps,
     )  # fmt: skip
     if grad and ranks is not None and not call.rule.is_supap:

@@ -1,0 +1,220 @@
+"""Graded losses of label trees in kernels of their own: what such a call brings, and its operator.
+
+Where `graded` takes (M, N) scores and grades of any origin, here the grades follow from paths in a tree: a query has
+at most one grade a level, and who has which is worked out where the ranks are counted (triton/trees.py). Runs where
+`both_run_on_triton`; elsewhere the losses take `graded`.
+
+    roadmap::tree_terms        sum of 1 - measure over the queries that have a positive, their number; the derivatives
+    roadmap::tree_gradient     the gradient at one side, from the one at the terms
+
+The derivative of a sum is counted with the sum: its backward is a multiplication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from roadmap.kernels.graded import GradedRule
+from roadmap.kernels.graded_calls import _flat, _rule_of
+from roadmap.kernels.implementations import on_device_of
+from roadmap.kernels.operators import refuse_second_derivative
+from roadmap.kernels.paths import is_plain_call
+from roadmap.kernels.rules import AP_SUM, RANKS_SCHEMA, TERMS
+
+UNKNOWN = -1  # in a path: this level is not known, and matches nothing
+ALL_ITEMS = -1
+Kind = Literal["shared", "levels", "nested"]
+
+
+@dataclass(frozen=True)
+class TreeRule:
+    """A graded measure, and the grade of a positive that shares exactly l levels with its query, Ω^l of them:
+
+        "shared" w_l / |Ω^l|        "levels" w_l        "nested" Σ_{p <= l} w_p / |Ω^{>=p}|
+
+    `weights` are w_1 ... w_L. NDCG takes "levels" alone: its best order is that of the levels.
+    """
+
+    measure: GradedRule
+    kind: Kind
+    weights: tuple[float, ...]
+    include_self: bool
+
+    @property
+    def counted_weights(self) -> tuple[float, ...]:
+        """The weights that the kernels take: of NDCG the gains, which lie in the order of the grades."""
+        return tuple(2.0**w - 1 for w in self.weights) if self.measure.exponential else self.weights
+
+
+@dataclass(frozen=True)
+class TreeCall:
+    """M queries against N items, their paths, and what is asked of them.
+
+    Attributes:
+        queries: (M, D), of any length and float dtype.
+        gallery: (N, D); None: the queries are the gallery.
+        query_paths, gallery_paths: (M, L) and (N, L) integers.
+        own: (M,), where each query stands in the gallery, as in `LossCall`.
+        rule: which loss.
+        moving: how many items, at the gallery's front, somebody reads the gradient of.
+    """
+
+    queries: Tensor
+    gallery: Tensor | None
+    query_paths: Tensor
+    gallery_paths: Tensor
+    own: Tensor | None
+    rule: TreeRule
+    moving: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.query_paths), len(self.gallery_paths)
+
+
+def tree_terms(
+    queries: Tensor,
+    query_paths: Tensor,
+    gallery: Tensor | None,
+    gallery_paths: Tensor,
+    own: Tensor | None,
+    rule: TreeRule,
+) -> Tensor:
+    """(TERMS,): the sum and the count stand where those of AP do; the sum has a gradient."""
+    moving = ALL_ITEMS
+    if gallery is not None and not torch.compiler.is_compiling():
+        # The function that made the gallery may say how many of its rows it hands a gradient on to.
+        moving = getattr(gallery.grad_fn, "moving_rows", ALL_ITEMS)
+    hidden = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    needs = (x is not None and torch.is_grad_enabled() and (x.requires_grad or hidden) for x in (queries, gallery))
+    inputs = (queries, gallery, query_paths, gallery_paths, own, *_flat_tree(rule), moving, *needs)
+    terms: Tensor
+    if torch.compiler.is_compiling():
+        terms, _, _ = torch.ops.roadmap.tree_terms(*inputs)
+    else:
+        terms, _, _ = _TreeTerms.apply(*inputs)  # type: ignore[no-untyped-call]
+    return terms
+
+
+class _TreeTerms(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        function = _operator if is_plain_call(inputs[0]) else torch.ops.roadmap.tree_terms
+        found: tuple[Tensor, Tensor, Tensor] = function(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        _keep(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        return _derivative_by(_Gradient.apply, ctx, grad)
+
+
+class _Gradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        function = _gradient if is_plain_call(inputs[0]) else torch.ops.roadmap.tree_gradient
+        found: Tensor = function(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    backward = staticmethod(refuse_second_derivative)
+
+
+# --- the operators
+
+
+def _flat_tree(rule: TreeRule) -> tuple[Any, ...]:
+    """The rule as the plain arguments that an operator takes."""
+    return rule.kind, list(rule.weights), rule.include_self, *_flat(rule.measure)
+
+
+def _tree_rule_of(kind: str, weights: list[float], include_self: bool, *measure: Any) -> TreeRule:
+    return TreeRule(_rule_of(*measure), cast(Kind, kind), tuple(weights), include_self)
+
+
+def _operator(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (queries, gallery, query_paths, gallery_paths, own), (*flat, moving) = args[:5], args[5:-2]
+    from roadmap.kernels.triton import trees
+
+    wanted = len(gallery_paths) if moving == ALL_ITEMS else moving
+    call = TreeCall(queries, gallery, query_paths, gallery_paths, own, _tree_rule_of(*flat), wanted)
+    with on_device_of(queries):
+        return trees.terms_and_gradients(call, args[-2:])
+
+
+def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    queries, gallery, moving = args[0], args[1], args[-3]
+    rows = 0 if gallery is None else len(gallery) if moving == ALL_ITEMS else moving
+    found = [queries.new_empty(TERMS, dtype=torch.float32)]
+    for wanted, count in zip(args[-2:], (len(queries), rows), strict=True):
+        shape = (count, queries.shape[1]) if wanted else (0,)
+        found.append(queries.new_empty(shape, dtype=torch.float32))
+    return found[0], found[1], found[2]
+
+
+def _gradient(grad: Tensor, found: Tensor, x: Tensor) -> Tensor:
+    """The gradient at `x` from that at the terms; `found` is the derivative of the sum by the front of `x`."""
+    product = grad[AP_SUM] * found
+    if len(found) == len(x):
+        return product.to(x.dtype)
+    whole = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    whole[: len(found)] = product
+    return whole
+
+
+def _fake_gradient(grad: Tensor, found: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:], *inputs[:2])
+    ctx.others = len(inputs) - 2
+
+
+def _derivative_by(gradient: Any, ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+    by_queries, by_gallery, queries, gallery = ctx.saved_tensors
+    sides = (by_queries, queries), (by_gallery, gallery)
+    both = (None if grad is None or x is None or not found.numel() else gradient(grad, found, x) for found, x in sides)
+    return *both, *(None,) * ctx.others
+
+
+def _derivative(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    return _derivative_by(torch.ops.roadmap.tree_gradient, ctx, grad)
+
+
+def _library_of_operators() -> Any:
+    library: Any = torch.library.Library("roadmap", "FRAGMENT")  # type: ignore[no-untyped-call]
+    terms = (
+        "(Tensor queries, Tensor? gallery, Tensor query_paths, Tensor gallery_paths, Tensor? own, str kind, "
+        f"float[] weights, bool include_self, str measure, bool exponential, {RANKS_SCHEMA}, float[] pull, int moving, "
+        "bool for_queries, bool for_gallery) -> (Tensor, Tensor, Tensor)"
+    )
+    gradient = "(Tensor grad, Tensor found, Tensor x) -> Tensor"
+    for name, schema, function, fake, derivative, keep in (
+        ("tree_terms", terms, _operator, _fake, _derivative, _keep),
+        ("tree_gradient", gradient, _gradient, _fake_gradient, refuse_second_derivative, None),
+    ):
+        library.define(name + schema)
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"roadmap::{name}", fake, lib=library)
+        torch.library.register_autograd(f"roadmap::{name}", derivative, setup_context=keep, lib=library)
+    return library
+
+
+_library = _library_of_operators()  # the operators live as long as it does
