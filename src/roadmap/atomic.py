@@ -35,14 +35,19 @@ def whole_file(path: Path) -> Iterator[str]:
     os.close(handle)
     try:
         yield str(temporary)
-        with open(temporary, "rb+") as file:
-            os.fchmod(file.fileno(), permissions)  # some writers make the file anew, for their user alone
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        os.chmod(temporary, permissions)  # some writers make the file anew, for their user alone
+        settle(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """What has a temporary name takes the place of `path`: the content reaches the disk, then the name."""
+    with open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def temporary_beside(path: Path) -> Path:

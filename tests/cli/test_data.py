@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import roadmap.cli.app as cli
 from roadmap.cli.data import app
 from roadmap.data.datasets import READERS, SOURCES, dataset
-from roadmap.data.pictures.packs import fresh_pack
+from roadmap.data.pictures.policy import fresh_pack
 from tests.data import layouts
 
 
@@ -96,6 +96,15 @@ def test_pack_is_found_by_training_afterwards(called, tmp_path):
     assert result.exit_code == 0, result.output
     assert "packed 24 pictures" in result.output
     assert len(fresh_pack(dataset("folder", root), 20)) == 24
+
+
+def test_a_compressed_pack_says_what_it_changed(called, tmp_path):
+    root = layouts.folder_layout(tmp_path / "mine")
+    result = called("pack", "folder", root, "--side", 20, "--workers", 0, "--quiet", "--compressed")
+    assert result.exit_code == 0, result.output
+    assert "-20-compressed\n24 pictures encoded again as JPEG of quality 95" in result.output
+    assert len(fresh_pack(dataset("folder", root), 20, compressed=True)) == 24
+    assert fresh_pack(dataset("folder", root), 20) is None
 
 
 def test_pack_stops_at_damage_or_skips_it(called, tmp_path):

@@ -16,7 +16,8 @@ from roadmap.data.batches.samplers import CategoryPairs
 from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
 from roadmap.data.datasets.glyphs import FACES, FEWEST_PICTURES, RECORDS, _characters, export, glyph_records, script
-from roadmap.data.pictures.packs import Pack, fresh_pack
+from roadmap.data.pictures.packs import Pack
+from roadmap.data.pictures.policy import fresh_pack
 from roadmap.data.records import Records
 
 

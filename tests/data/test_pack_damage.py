@@ -19,8 +19,8 @@ import roadmap.atomic
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import packing
 from roadmap.data.pictures.packing import pack, pack_of
-from roadmap.data.pictures.packs import Pack, PackError, fresh_pack, pack_folder
-from roadmap.data.pictures.policy import pack_for
+from roadmap.data.pictures.packs import Pack, PackError, pack_folder
+from roadmap.data.pictures.policy import fresh_pack, pack_for
 from roadmap.data.records import Records
 
 from . import layouts
@@ -137,38 +137,44 @@ from roadmap.data import dataset
 from roadmap.data.pictures import packing
 packing.SHARD = 5
 print("ready", flush=True)
-packing.pack(dataset("folder", sys.argv[2]), 20, Path(sys.argv[3]), workers=int(sys.argv[4]))
+records, folder, compressed = dataset("folder", sys.argv[2]), Path(sys.argv[3]), sys.argv[5] == "True"
+packing.pack(records, 20, folder, workers=int(sys.argv[4]), compressed=compressed)
 """
 
 
-def packing_process(kill_at: int, records: Records, folder: Path, workers: int = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, str(kill_at), str(records.root), str(folder), str(workers)]
+def packing_process(
+    kill_at: int, records: Records, folder: Path, workers: int = 0, compressed: bool = False
+) -> subprocess.Popen[str]:
+    told = [str(kill_at), str(records.root), str(folder), str(workers), str(compressed)]
+    command = [sys.executable, "-c", PROGRAM, *told]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_pack_that_was_killed_at_any_point_is_continued(records, tmp_path):
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_pack_that_was_killed_at_any_point_is_continued(compressed, records, tmp_path):
     """Six calls a shard and six at the end reach the disk: before its sync, its name, after; at every kind of file."""
-    expected = content(pack(records, SIDE, tmp_path / "whole", workers=0).folder)
+    expected = content(pack(records, SIDE, tmp_path / "whole", workers=0, compressed=compressed).folder)
     for kill_at in (1, 2, 3, 5, 8, 20, 23):
         folder = tmp_path / f"killed {kill_at}"
-        with packing_process(kill_at, records, folder) as process:
+        with packing_process(kill_at, records, folder, compressed=compressed) as process:
             process.communicate()
         assert process.returncode == -signal.SIGKILL
         assert fresh_pack(records, SIDE, folder) is None
-        pack(records, SIDE, folder, workers=0)
+        pack(records, SIDE, folder, workers=0, compressed=compressed)
         assert content(folder) == expected  # and no leftovers
 
 
-def test_packs_that_are_killed_at_any_time_again_and_again(records, tmp_path):
+@pytest.mark.parametrize("compressed", [False, True])
+def test_packs_that_are_killed_at_any_time_again_and_again(compressed, records, tmp_path):
     folder, clock = tmp_path / "killed", random.Random(0)
     for _ in range(3):
-        with packing_process(0, records, folder, workers=2) as process:
+        with packing_process(0, records, folder, 2, compressed) as process:
             assert process.stdout.readline() == "ready\n"
             time.sleep(clock.uniform(0, 0.5))
             process.kill()
-    pack(records, SIDE, folder, workers=0)
-    expected = pack(records, SIDE, tmp_path / "whole", workers=0)
+    pack(records, SIDE, folder, workers=0, compressed=compressed)
+    expected = pack(records, SIDE, tmp_path / "whole", workers=0, compressed=compressed)
     found = Pack.open(folder)
     np.testing.assert_array_equal(found.index, expected.index)
     for ours, theirs in zip(found.shards, expected.shards, strict=True):
@@ -210,25 +216,49 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_disk_is_said_and_what_is_packed_is_kept(workers, records, small_disk, tmp_path):
-    root = layouts.folder_layout(tmp_path / "large", classes=3, pictures=4, size=(200, 180))
-    large = dataset("folder", root)  # 12 x 108 kB, in three shards
+def test_a_full_disk_is_said_and_what_is_packed_is_kept(workers, compressed, records, small_disk, tmp_path):
+    size = (250, 220) if compressed else (200, 180)
+    root = layouts.folder_layout(tmp_path / "large", classes=3, pictures=4, size=size)
+    large = dataset("folder", root)  # 12 of more than 100 kB, in three shards
     with pytest.raises(PackError, match="the disk of .* is full: free some of it, or set ROADMAP_CACHE to .* is kept"):
-        pack(large, 256, small_disk, workers=workers)
+        pack(large, 256, small_disk, workers=workers, compressed=compressed)
     kept = content(small_disk)
     assert not [name for name in kept if ".partial" in name]
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    made = pack(large, 256, small_disk, workers=workers)
+    made = pack(large, 256, small_disk, workers=workers, compressed=compressed)
     assert made.usable().all()
     assert {name: raw for name, raw in content(small_disk).items() if name in kept} == kept
+
+
+def test_a_disk_that_turns_out_full_when_it_is_synced(records, monkeypatch):
+    """Some systems take what they have no room for, and say so later."""
+    fsync, calls = os.fsync, []
+
+    def failing(handle):
+        calls.append(handle)
+        if len(calls) == 5:  # four for a shard
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(roadmap.atomic.os, "fsync", failing)
+    folder = pack_folder(records, SIDE)
+    with pytest.raises(PackError, match="is full"):
+        pack(records, SIDE, workers=0)
+    kept = content(folder)
+    assert len([name for name in kept if name.startswith("pixels-00000-")]) == 2
+    assert not [name for name in kept if name.startswith("pixels-00001-")]
+    assert not [name for name in kept if ".partial" in name]
+    assert pack(records, SIDE, workers=0).usable().all()
+    assert kept.items() <= content(folder).items()
 
 
 def test_other_errors_of_the_disk_stay_what_they_are(records, monkeypatch):
     def failing(*arguments, **more):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(packing, "write_shard", failing)
+    monkeypatch.setattr(packing, "written_shard", failing)
     with pytest.raises(OSError, match="Input/output error"):
         pack(records, SIDE, workers=0)
 

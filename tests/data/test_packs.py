@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 from roadmap.data.datasets import dataset
-from roadmap.data.pictures import packing
+from roadmap.data.pictures import images, packing
 from roadmap.data.pictures.images import PictureError, picture, thumbnail
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import Pack, PackError, fresh_pack, pack_folder
+from roadmap.data.pictures.packs import Pack, PackError, pack_folder
+from roadmap.data.pictures.policy import fresh_pack
 
 from . import layouts
 
@@ -88,15 +89,15 @@ def test_a_finished_pack_is_not_made_again(records):
 
 def test_an_interrupted_pack_is_no_pack_and_resumes(records, monkeypatch):
     written = []
-    original = packing.write_shard
+    original = packing.written_shard
 
     def failing(shard, **rest):
         if len(written) == 2:
             raise KeyboardInterrupt
-        written.append(shard.stem)
+        written.append(shard.file)
         return original(shard, **rest)
 
-    monkeypatch.setattr(packing, "write_shard", failing)
+    monkeypatch.setattr(packing, "written_shard", failing)
     with pytest.raises(KeyboardInterrupt):
         pack(records, 20, workers=0, progress=False)
     folder = pack_folder(records, 20)
@@ -105,14 +106,14 @@ def test_an_interrupted_pack_is_no_pack_and_resumes(records, monkeypatch):
     assert fresh_pack(records, 20) is None
     kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("pixels-*")}
     assert len(kept) == 4  # two shards, each with its .json
-    monkeypatch.setattr(packing, "write_shard", original)
+    monkeypatch.setattr(packing, "written_shard", original)
     made = pack(records, 20, workers=0, progress=False)
     assert len(made.shards) == 3
     assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept
 
 
 def test_a_crash_while_writing_leaves_no_shard(records, monkeypatch):
-    original, calls = packing.thumbnail, []
+    original, calls = images.thumbnail, []
 
     def crashing(image, side):
         calls.append(1)
@@ -120,7 +121,7 @@ def test_a_crash_while_writing_leaves_no_shard(records, monkeypatch):
             raise MemoryError
         return original(image, side)
 
-    monkeypatch.setattr(packing, "thumbnail", crashing)
+    monkeypatch.setattr(images, "thumbnail", crashing)
     with pytest.raises(MemoryError):
         pack(records, 20, workers=0, progress=False)
     assert [path.name for path in pack_folder(records, 20).iterdir()] == [".lock"]

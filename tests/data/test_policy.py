@@ -8,9 +8,10 @@ import pytest
 from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import policy
+from roadmap.data.pictures.compression import QUALITY, SMALLER
 from roadmap.data.pictures.packing import pack, pack_of
-from roadmap.data.pictures.packs import PackError, drawn_pack, fresh_pack, pack_folder
-from roadmap.data.pictures.policy import needed_side, pack_for
+from roadmap.data.pictures.packs import PackError, pack_folder
+from roadmap.data.pictures.policy import drawn_pack, fresh_pack, needed_side, pack_for
 from roadmap.data.records import Records
 
 from . import layouts
@@ -56,17 +57,47 @@ def test_a_large_pack_is_made_only_on_demand(records, monkeypatch):
     made, sentence = pack_for(records, 20, "auto")
     assert made is None
     assert sentence.startswith(f"{DECODED}: a pack would take about 0 GB of ")
-    assert sentence.endswith(" GB free; pack=yes makes it")
+    assert sentence.endswith(" GB free; pack=yes makes it, pack=compressed a smaller one")
     assert pack_for(records, 20, "yes")[0] is not None
 
 
 def test_half_the_free_disk_is_the_limit(records, monkeypatch):
-    free = 2 * 4 * len(records) * 20**2
-    usage = type("Usage", (), {"free": free - 1})
+    size = 4 * len(records) * 20**2
+    usage = type("Usage", (), {"free": 2 * (size // SMALLER) - 1})
     monkeypatch.setattr(policy.shutil, "disk_usage", lambda path: usage)
-    assert pack_for(records, 20, "auto")[0] is None
-    usage.free = free
-    assert pack_for(records, 20, "auto")[0] is not None
+    made, sentence = pack_for(records, 20, "auto")
+    assert made is None
+    assert sentence.endswith("and a compressed one too much as well; pack=yes or pack=compressed tries it")
+    usage.free = 2 * size - 1
+    made, sentence = pack_for(records, 20, "auto")
+    assert made.quality == QUALITY
+    assert made.folder == pack_folder(records, 20, compressed=True)
+    assert sentence.startswith("pictures read from a compressed pack of side 20 (6 pictures encoded again as JPEG of ")
+    assert sentence.endswith(" GB free as decoded pixels; pack=no decodes the files instead")
+    assert pack_for(records, 20, "auto", make=False)[0].quality == QUALITY  # whoever comes later reads the same
+    usage.free = 2 * size
+    assert pack_for(records, 20, "auto")[0].quality is None
+
+
+def test_what_is_there_of_a_pack_already_counts_as_free(records, monkeypatch):
+    """A pack that was interrupted on a disk that it just fits is continued, not left for one of another kind."""
+    there = sum(path.stat().st_size for path in pack(records, 20, workers=0).folder.glob("pixels-*"))
+    (pack_folder(records, 20) / "pack.json").unlink()
+    usage = type("Usage", (), {"free": 2 * 4 * len(records) * 20**2 - there})
+    monkeypatch.setattr(policy.shutil, "disk_usage", lambda path: usage)
+    assert pack_for(records, 20, "auto")[0].quality is None
+    usage.free -= 1
+    (pack_folder(records, 20) / "pack.json").unlink()
+    assert pack_for(records, 20, "auto")[0].quality == QUALITY
+
+
+def test_a_compressed_pack_is_read_where_it_is_asked_for_alone(records):
+    made, sentence = pack_for(records, 20, "compressed")
+    assert sentence == f"pictures read from a {made.origin}"
+    assert pack_for(records, 20, "compressed", make=False)[0].folder == made.folder
+    assert pack_for(records, 20, "auto", make=False) == (None, DECODED)
+    assert pack_for(records, 20, "auto")[0].quality is None
+    assert pack_for(records, 20, "compressed")[0].quality == QUALITY
 
 
 @pytest.mark.parametrize("asked", ["auto", "yes", "no"])
@@ -103,5 +134,5 @@ def test_the_side_is_as_large_as_what_is_cut():
 
 
 def test_an_unknown_policy_is_refused(records):
-    with pytest.raises(ValueError, match="pack must be one of auto, yes, no, got 'maybe'"):
+    with pytest.raises(ValueError, match="pack must be one of auto, yes, no, compressed, got 'maybe'"):
         pack_for(records, 20, "maybe")

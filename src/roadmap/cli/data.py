@@ -12,7 +12,7 @@ from roadmap.data.datasets import READERS
 from roadmap.data.datasets.sources import GLYPH_SIZE
 
 if TYPE_CHECKING:
-    from roadmap.data.pictures.packing import OnError as Mode
+    from roadmap.data.pictures.shards import OnError as Mode
     from roadmap.data.records import Records
 
 app = typer.Typer(help="Datasets and pictures: check, pack, draw.", no_args_is_help=True)
@@ -66,15 +66,21 @@ def pack(
     out: Annotated[Path | None, typer.Option(help="Folder; by default where training looks for it.")] = None,
     workers: Workers = None,
     on_error: Annotated[OnError, typer.Option(help="A picture that cannot be decoded: stop, or skip.")] = OnError.stop,
+    compressed: Annotated[
+        bool, typer.Option("--compressed", help="Keep JPEGs, a seventh of the disk: decoded when read, and lossy.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Decode every picture once to memory-mapped uint8, so that training never decodes again.
+
+    With --compressed, small files are kept as they are and larger ones become JPEGs of the side, whose pixels are no
+    longer quite those of the file. Training reads such a pack with data.pack=compressed.
 
     An interrupted pack continues where it stopped; changed files are packed again.
     """
     from roadmap.data.pictures.images import PictureError
     from roadmap.data.pictures.packing import pack as packed
-    from roadmap.data.pictures.packs import drawn_pack
+    from roadmap.data.pictures.policy import drawn_pack
 
     records = _read(name, root)
     if drawn_pack(records) is not None:
@@ -82,11 +88,14 @@ def pack(
         return
     mode: Mode = "skip" if on_error is OnError.skip else "raise"
     try:
-        made = packed(records, side, out, workers, mode, progress=False if quiet else None)
+        made = packed(records, side, out, workers, mode, False if quiet else None, compressed)
     except PictureError as error:
         typer.echo(f"stopped: {error}. Repair or remove it, or use --on-error skip.", err=True)
         raise typer.Exit(NOT_USABLE) from None
-    typer.echo(f"packed {len(made) - len(made.failures):,} pictures, {made.nbytes / 1e9:.2f} GB, in {made.folder}")
+    size = sum(shard.nbytes for shard in made.shards)
+    typer.echo(f"packed {len(made) - len(made.failures):,} pictures, {size / 1e9:.2f} GB, in {made.folder}")
+    if made.lossy:
+        typer.echo(made.lossy)
     for key, reason in made.failures.items():
         typer.echo(f"skipped {key}: {reason}")
 

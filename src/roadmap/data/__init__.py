@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from roadmap.data.pictures.packing import pack as pack
     from roadmap.data.pictures.packs import Pack as Pack
     from roadmap.data.pictures.packs import PackError as PackError
-    from roadmap.data.pictures.packs import drawn_pack as drawn_pack
-    from roadmap.data.pictures.packs import fresh_pack as fresh_pack
     from roadmap.data.pictures.packs import pack_folder as pack_folder
     from roadmap.data.pictures.packs import picture_key as picture_key
+    from roadmap.data.pictures.policy import drawn_pack as drawn_pack
+    from roadmap.data.pictures.policy import fresh_pack as fresh_pack
     from roadmap.data.pictures.policy import needed_side as needed_side
     from roadmap.data.pictures.policy import pack_for as pack_for
+    from roadmap.data.pictures.vectors import VectorPack as VectorPack
     from roadmap.data.records import UNLABELLED as UNLABELLED
     from roadmap.data.records import Records as Records
     from roadmap.data.trees import Tree as Tree
@@ -49,8 +50,9 @@ _HOMES = {
     "datasets": ("READERS", "SOURCES", "dataset"),
     "pictures.images": ("PictureError", "picture"),
     "pictures.packing": ("pack",),
-    "pictures.packs": ("Pack", "PackError", "drawn_pack", "fresh_pack", "pack_folder", "picture_key"),
-    "pictures.policy": ("needed_side", "pack_for"),
+    "pictures.packs": ("Pack", "PackError", "pack_folder", "picture_key"),
+    "pictures.policy": ("drawn_pack", "fresh_pack", "needed_side", "pack_for"),
+    "pictures.vectors": ("VectorPack",),
     "records": ("UNLABELLED", "Records"),
     "trees": ("Tree",),
 }

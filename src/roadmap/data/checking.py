@@ -11,7 +11,8 @@ import numpy as np
 
 from roadmap.data.datasets.sources import SOURCES
 from roadmap.data.pictures.images import Box, PictureError, upright
-from roadmap.data.pictures.packs import Pack, drawn_pack, source_stamp
+from roadmap.data.pictures.packs import Pack, source_stamp
+from roadmap.data.pictures.policy import drawn_pack
 from roadmap.data.pictures.processes import answers
 from roadmap.data.records import UNLABELLED, Records
 from roadmap.progress import bar

@@ -1,4 +1,6 @@
-"""Crops from files that are decoded every time, the same to the bit as from the pack that the files would give."""
+"""Crops from files that are decoded every time, the same to the bit as from the pack that the files would give; and
+from compressed packs, whose pictures are files too.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from roadmap.data.batches.crops import Crop, Windows
 from roadmap.data.batches.delivery import Delivery, Order, bytes_seen, windows_of
 from roadmap.data.batches.resampling import cpu_crop, resized_crops, write_network_input
-from roadmap.data.pictures.images import PictureError
-from roadmap.data.pictures.packing import small_picture
-from roadmap.data.pictures.processes import leave_signals_to_parent
+from roadmap.data.pictures.images import PictureError, Pixels, small_picture
+from roadmap.data.pictures.packs import Pack
+from roadmap.data.pictures.processes import keep_memory, leave_signals_to_parent
 from roadmap.data.records import Floats, Records
 
 _Item = tuple[int, Floats | None]
@@ -26,7 +28,7 @@ DEATH_IS_KNOWN = 5.0  # seconds at most; the signal ends them
 
 
 class Decoded:
-    """No pack: worker processes decode the files every time, and resize them as packing would.
+    """No pack, or a compressed one: worker processes decode every time, and resize files as packing would.
 
     Args:
         records: the pictures.
@@ -35,6 +37,7 @@ class Decoded:
         workers: processes; 0 for none but this one.
         side: of the pack that they might have had.
         on_device: the device resamples the crops, as it does from a pack; None: where it is not the CPU.
+        pack: a compressed one that the pictures are read from, instead of their files.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class Decoded:
         workers: int,
         side: int,
         on_device: bool | None = None,
+        pack: Pack | None = None,
     ) -> None:
+        self.pack = pack
         self.records, self.crop, self.device, self.workers, self.side = records, crop, device, workers, side
         self.on_device = device.type != "cpu" if on_device is None else on_device
 
@@ -59,12 +64,12 @@ class Decoded:
                 yield list(zip(order.indices.tolist(), draws, strict=True))
 
         loader = DataLoader(
-            _Files(self.records, self.crop, self.side, self.on_device),
+            _Files(self.records, self.crop, self.side, self.on_device, self.pack),
             batch_sampler=batches(),
             num_workers=self.workers,
             collate_fn=_collation,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=leave_signals_to_parent,
+            worker_init_fn=_begin_work,
             generator=torch.Generator(),  # else every iterator moves the random numbers that a model draws from
         )
         for parts, pixels, skipped in loader_batches(loader):
@@ -108,6 +113,11 @@ def loader_batches(loader: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
+def _begin_work(worker: int) -> None:
+    leave_signals_to_parent()
+    keep_memory()
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     """One picture of a batch, without its pixels."""
@@ -119,14 +129,14 @@ class _Part:
 
 
 class _Files(Dataset[Any]):
-    def __init__(self, records: Records, crop: Crop, side: int, whole_rows: bool) -> None:
-        self.records, self.crop, self.side, self.whole_rows = records, crop, side, whole_rows
+    def __init__(self, records: Records, crop: Crop, side: int, whole_rows: bool, pack: Pack | None) -> None:
+        self.records, self.crop, self.side, self.whole_rows, self.pack = records, crop, side, whole_rows, pack
 
     def __getitem__(self, item: _Item) -> tuple[_Part, Tensor] | tuple[int, str]:
         """A picture's crop, or the rows of it that the crop sees; or why there is none."""
         index, draws = item
         try:
-            image = np.asarray(small_picture(self.records.path(index), self.records.box(index), self.side))
+            image = self._picture(index)
         except PictureError as error:
             return index, error.reason  # whether that ends everything is decided where the batch arrives
         one = Order(0, np.asarray([index]), None if draws is None else draws[None])
@@ -137,6 +147,14 @@ class _Files(Dataset[Any]):
         if self.whole_rows:
             return part, torch.from_numpy(image.reshape(-1)[skip : skip + size].copy())
         return part, cpu_crop(image, windows, 0, self.crop.size).flatten()
+
+    def _picture(self, index: int) -> Pixels:
+        path = self.records.path(index)
+        if self.pack is None:
+            return np.asarray(small_picture(path, self.records.box(index), self.side))
+        if not self.pack.usable(np.asarray([index])).all():
+            raise PictureError(path, self.pack.reason(index))
+        return self.pack.picture(index)
 
 
 def _collation(items: list[tuple[_Part, Tensor] | tuple[int, str]]) -> tuple[list[_Part], Tensor, dict[int, str]]:

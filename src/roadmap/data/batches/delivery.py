@@ -1,5 +1,6 @@
 """Three ways in which crops reach the model from a pack: out of GPU memory, through pinned memory, and on the CPU.
 A fourth, from files, is in `decoding`. All take orders and deliver them one after another, with the same crops.
+What a frozen backbone made of pictures needs no crops: `Rows`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from roadmap.data.batches.crops import CentreCrop, Crop, Windows
 from roadmap.data.batches.resampling import cpu_crop, read_ranges, resized_crops, write_network_input
 from roadmap.data.pictures.packs import CHANNELS, Pack
+from roadmap.data.pictures.vectors import VectorPack
 from roadmap.data.records import Floats, Ints
 
 A = TypeVar("A")
@@ -57,8 +59,9 @@ def windows_of(order: Order, crop: Crop, heights: Ints, widths: Ints) -> Windows
     return crop.windows(heights, widths, order.draws)
 
 
-def _usable(order: Order, pack: Pack) -> tuple[Order, dict[int, str]]:
-    good = pack.heights[order.indices] > 0
+def readable_part(order: Order, pack: Pack | VectorPack) -> tuple[Order, dict[int, str]]:
+    """The order without pictures that could not be decoded, and why not."""
+    good = pack.usable(order.indices)
     if good.all():
         return order, {}
     bad = {int(i): pack.reason(int(i)) for i in order.indices[~good]}
@@ -73,20 +76,22 @@ def bytes_seen(windows: Windows, widths: Ints, size: int) -> tuple[Ints, Ints]:
 
 
 class Resident:
-    """The whole pack in the memory of the device; a batch costs no copy but its boxes."""
+    """The whole pack in the memory of the device, decoded; a batch costs no copy but its boxes."""
 
-    def __init__(self, pack: Pack, crop: Crop, device: torch.device) -> None:
+    def __init__(self, pack: Pack, crop: Crop, device: torch.device, threads: int = 4) -> None:
         self.pack, self.crop, self.device = pack, crop, device
         sizes = pack.heights * pack.widths * CHANNELS
         self.starts = np.cumsum(sizes) - sizes
         self.pixels = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
-        for i in np.flatnonzero(sizes):
-            raw = torch.from_numpy(np.array(pack.bytes_of(int(i))))
-            self.pixels[self.starts[i] : self.starts[i] + sizes[i]].copy_(raw)
+        present = np.flatnonzero(sizes).tolist()
+        with ThreadPoolExecutor(max(1, threads)) as pool:  # they wait for the disk, or decode
+            read = ahead_of_use(pool, lambda i: np.array(pack.bytes_of(i)), iter(present), 4 * threads)
+            for i, raw in zip(present, read, strict=True):
+                self.pixels[self.starts[i] : self.starts[i] + sizes[i]].copy_(torch.from_numpy(raw))
 
     def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
         for asked in orders:
-            order, skipped = _usable(asked, self.pack)
+            order, skipped = readable_part(asked, self.pack)
             heights, widths = self.pack.heights[order.indices], self.pack.widths[order.indices]
             windows = windows_of(order, self.crop, heights, widths)
             images = resized_crops(self.pixels, self.starts[order.indices], widths, windows, self.crop)
@@ -105,11 +110,11 @@ class Streamed:
 
     def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        buffers: SimpleQueue[_Buffer] = SimpleQueue()
+        buffers: SimpleQueue[Buffer] = SimpleQueue()
         for _ in range(self.ahead + 2):
-            buffers.put(_Buffer(pinned=stream is not None))
+            buffers.put(Buffer(pinned=stream is not None))
         with ThreadPoolExecutor(self.threads) as pool:
-            filled = ahead_of_use(pool, lambda r: self._fill(r, buffers.get()), orders, self.ahead)
+            filled = ahead_of_use(pool, lambda r: self.fill(r, buffers.get()), orders, self.ahead)
             sent = (self._send(item, stream) for item in filled)
             for asked, order, skipped, windows, starts, buffer, pixels, ready in one_ahead(sent):
                 if ready is not None:
@@ -121,20 +126,23 @@ class Streamed:
                 buffers.put(buffer)
                 yield Delivery(asked, images, order.indices, skipped)
 
-    def _fill(self, asked: Order, buffer: _Buffer) -> tuple[Any, ...]:
-        order, skipped = _usable(asked, self.pack)
+    def fill(self, asked: Order, buffer: Buffer) -> tuple[Any, ...]:
+        """The rows that the crops of an order need, in the buffer, and what says where they are."""
+        order, skipped = readable_part(asked, self.pack)
         widths = self.pack.widths[order.indices]
         windows = windows_of(order, self.crop, self.pack.heights[order.indices], widths)
         skip, sizes = bytes_seen(windows, widths, self.crop.size)
         ends = np.cumsum(sizes)
         target = buffer.of(int(ends[-1]) if len(ends) else 0)
+        for i, size, start in zip(order.indices.tolist(), sizes.tolist(), skip.tolist(), strict=True):
+            self.pack.prefetch(i, start, size)
         for i, end, size, start in zip(order.indices, ends, sizes, skip, strict=True):
             target[end - size : end] = self.pack.bytes_of(int(i))[start : start + size]
         # where the picture would start if the rows above its crop were there too
         return asked, order, skipped, windows, ends - sizes - skip, buffer
 
     def _send(self, item: tuple[Any, ...], stream: torch.cuda.Stream | None) -> tuple[Any, ...]:
-        buffer: _Buffer = item[-1]
+        buffer: Buffer = item[-1]
         if stream is None:
             return (*item, buffer.used().clone(), None)
         with torch.cuda.stream(stream):
@@ -144,7 +152,7 @@ class Streamed:
         return (*item, pixels, ready)
 
 
-class _Buffer:
+class Buffer:
     """Host memory that is used again and again, once the device has taken what it held."""
 
     def __init__(self, pinned: bool) -> None:
@@ -176,7 +184,7 @@ class Threaded:
             yield from ahead_of_use(pool, self._delivery, orders, self.ahead + self.threads)
 
     def _delivery(self, asked: Order) -> Delivery:
-        order, skipped = _usable(asked, self.pack)
+        order, skipped = readable_part(asked, self.pack)
         indices = order.indices
         windows = windows_of(order, self.crop, self.pack.heights[indices], self.pack.widths[indices])
         images = np.empty((len(indices), 3, self.crop.size, self.crop.size), dtype=np.float32)
@@ -184,6 +192,19 @@ class Threaded:
             levels = cpu_crop(self.pack.picture(int(index)), windows, place, self.crop.size)
             write_network_input(levels.numpy(), self.crop, images[place])
         return Delivery(asked, torch.from_numpy(images), indices, skipped)
+
+
+class Rows:
+    """What was kept of pictures instead of their pixels: (B, W) in the place of images."""
+
+    def __init__(self, pack: VectorPack, device: torch.device) -> None:
+        self.pack, self.device = pack, device
+
+    def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
+        for asked in orders:
+            order, skipped = readable_part(asked, self.pack)
+            rows = torch.from_numpy(self.pack.vectors[self.pack.rows[order.indices]])
+            yield Delivery(asked, rows.to(self.device), order.indices, skipped)
 
 
 def ahead_of_use(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterator[A], ahead: int) -> Iterator[B]:

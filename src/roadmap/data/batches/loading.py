@@ -15,13 +15,14 @@ from torch import Tensor
 from roadmap.data.batches.chunks import ChunkedBatch, Chunks
 from roadmap.data.batches.crops import CentreCrop, Crop, RandomCrop
 from roadmap.data.batches.decoding import Decoded
-from roadmap.data.batches.delivery import Delivery, Order, Resident, Source, Streamed, Threaded
+from roadmap.data.batches.delivery import Delivery, Order, Resident, Rows, Source, Streamed, Threaded
 from roadmap.data.batches.resampling import on_device
 from roadmap.data.batches.samplers import CategoryPairs, MPerClass
 from roadmap.data.pictures.images import PictureError
-from roadmap.data.pictures.packing import OnError
 from roadmap.data.pictures.packs import Pack, picture_key
 from roadmap.data.pictures.policy import SIDE, needed_side
+from roadmap.data.pictures.shards import OnError
+from roadmap.data.pictures.vectors import VectorPack
 from roadmap.data.records import Records
 from roadmap.ranks import ALONE, Ranks
 
@@ -30,7 +31,10 @@ Place = Literal["auto", "resident", "streamed"]
 
 
 class Batch(NamedTuple):
-    """Images (B, 3, S, S) float32 normalised, labels (B,) int64, indices (B,) into the Records; on the device."""
+    """Images (B, 3, S, S) float32 normalised, labels (B,) int64, indices (B,) into the Records; on the device.
+
+    From a `VectorPack` come (B, W) vectors in the place of images.
+    """
 
     images: Tensor
     labels: Tensor
@@ -143,7 +147,7 @@ def training_batches(
     records: Records,
     sampler: MPerClass | CategoryPairs,
     crop: RandomCrop | None = None,
-    pictures: Pack | None = None,
+    pictures: Pack | VectorPack | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
     workers: int | None = None,
@@ -158,13 +162,14 @@ def training_batches(
         records: the training pictures, in the order the sampler knows them.
         sampler: says which pictures meet; its `position` follows the batches handed out.
         crop: None for the paper's 224-pixel crops.
-        pictures: their pack, aligned (`pack_for(...)`, `pack.of(records)`); None decodes the files every time.
+        pictures: their pack, aligned (`pack_for(...)`, `pack.of(records)`); None decodes the files every time. A
+            `VectorPack` delivers its vectors, uncropped, in the place of images.
         device: where batches are delivered.
         workers: threads or processes on the host; None for one per core.
         on_error: "raise" for a picture that cannot be decoded, or "skip" and count it in `Batches.skipped`. In place of
             a batch of which nothing could be decoded comes the next of the epoch that has something.
-        place: where the pack is read from on a GPU: its own memory ("resident"), pinned host memory ("streamed"),
-            or whichever fits.
+        place: where the pack is read from on a GPU: its own memory ("resident"), pinned host memory ("streamed"; a
+            compressed pack is decoded on the host), or whichever fits.
         side: shorter side of the pack that these pictures have, or would have: files are resized to it first, so that
             the pixels are those of a pack. None: 256, or as large as the crop needs.
         chunk: deliver `ChunkedBatch`es, whose crops come so many at a time and are made as often as they are read, so
@@ -216,7 +221,7 @@ def evaluation_batches(
     records: Records,
     crop: CentreCrop | None = None,
     batch_size: int = 256,
-    pictures: Pack | None = None,
+    pictures: Pack | VectorPack | None = None,
     device: str | torch.device = "cpu",
     workers: int | None = None,
     on_error: OnError = "raise",
@@ -243,7 +248,7 @@ def evaluation_batches(
     return Batches(records, source, orders, length, on_error == "skip", known=_known(pictures))
 
 
-def _known(pictures: Pack | None) -> dict[int, str]:
+def _known(pictures: Pack | VectorPack | None) -> dict[int, str]:
     """Of a pack, index -> reason for the pictures that could not be decoded."""
     if pictures is None:
         return {}
@@ -253,7 +258,7 @@ def _known(pictures: Pack | None) -> dict[int, str]:
 def _source(
     records: Records,
     crop: Crop,
-    pictures: Pack | None,
+    pictures: Pack | VectorPack | None,
     device: torch.device,
     workers: int | None,
     on_error: OnError,
@@ -272,12 +277,16 @@ def _source(
         raise ValueError(
             f"the pack holds {len(pictures)} pictures for {len(records)} records; align it with pack.of(records)"
         )
+    if isinstance(pictures, VectorPack):
+        return Rows(pictures, device)
     if side is not None and side != pictures.side and not pictures.drawn:
         raise ValueError(f"the pack is of side {pictures.side}, but pictures of side {side} are wanted")
     if device.type == "cpu":
         return Threaded(pictures, crop, workers)
     if place == "resident" or (place == "auto" and _fits(pictures, device)):
-        return Resident(pictures, crop, device)
+        return Resident(pictures, crop, device, cores)
+    if pictures.quality is not None:
+        return Decoded(records, crop, device, cores if workers is None else workers, pictures.side, pack=pictures)
     return Streamed(pictures, crop, device, min(workers or cores, 8))
 
 

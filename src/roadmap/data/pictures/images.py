@@ -177,6 +177,11 @@ def _cut(path: str, image: Image.Image, box: Box) -> Image.Image:
     return image.crop((left, top, right, bottom))
 
 
+def small_picture(path: Path | str, box: Box | None, side: int) -> Image.Image:
+    """A picture as packs hold it: decoded, upright, cut to its box, its shorter side at most `side`."""
+    return thumbnail(upright(path, box), side)
+
+
 def thumbnail(image: Image.Image, side: int) -> Image.Image:
     """The picture with its shorter side at most `side`, aspect kept, antialiased bilinear as torchvision's.
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
 import json
 import os
-import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from roadmap.atomic import remove_leftovers, sole_writer, sync_folder, whole_file
-from roadmap.data.pictures.images import Box, PictureError, Pixels, thumbnail, upright
+from roadmap.data.pictures.compression import QUALITY
+from roadmap.data.pictures.images import Pixels
 from roadmap.data.pictures.packs import (
     CHANNELS,
+    CHECKSUM,
+    COLUMNS,
+    COMPRESSED,
     FORMAT,
     HEIGHT,
+    LENGTH,
     NO_SOURCE,
     OFFSET,
     SHARD_COLUMN,
+    SOURCE_MTIME,
     SOURCE_SIZE,
     VERSION,
     WIDTH,
@@ -36,23 +42,13 @@ from roadmap.data.pictures.packs import (
     source_stamp,
 )
 from roadmap.data.pictures.processes import answers
+from roadmap.data.pictures.shards import OnError, Shard, keep, write_json, written_shard
 from roadmap.data.records import Records
 from roadmap.progress import bar
 
 SHARD = 256  # pictures a file: enough work per task, few enough to redo after an interruption
+_THREADS = 8  # that bring shards to the disk; one waits for it 10 to 40 ms each time
 _DRAWN = "pixels-drawn.u8"  # until their content has given them a name
-OnError = Literal["raise", "skip"]
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """The work of one process: some pictures into one file."""
-
-    stem: str
-    first: int
-    paths: tuple[str, ...]
-    boxes: tuple[Box | None, ...]
-    stamps: tuple[tuple[int, int], ...]
 
 
 def pack(
@@ -62,6 +58,7 @@ def pack(
     workers: int | None = None,
     on_error: OnError = "raise",
     progress: bool | None = None,
+    compressed: bool = False,
 ) -> Pack:
     """Decodes every picture to uint8 with its shorter side at most `side`, and opens the pack.
 
@@ -73,21 +70,23 @@ def pack(
         on_error: "raise" stops at a picture that cannot be decoded and names it; "skip" leaves it out and
             counts it in `Pack.failures`.
         progress: show a bar; None: where a person watches.
+        compressed: keep files and JPEGs instead of pixels (`compression`): a seventh of the disk, decoded when read,
+            and lossy where pictures are shrunk or cut.
     """
     if side < 1:
         raise ValueError(f"side must be at least 1 pixel, got {side}")
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-    target = folder or pack_folder(records, side)
+    target = folder or pack_folder(records, side, compressed=compressed)
     target.mkdir(parents=True, exist_ok=True)
     with sole_writer(target), bar(len(records), "packing", show=progress) as shown:
         remove_leftovers(target)
-        shards = list(_shards(records, side))
-        write = functools.partial(write_shard, folder=str(target), side=side, on_error=on_error)
         try:
-            for _, pictures in answers(write, shards, workers):
-                shown.update(pictures)
-            return _seal_shards(records, side, target, shards)
+            shards = []
+            for shard in _kept_shards(records, side, compressed, target, workers, on_error):
+                shards.append(shard)
+                shown.update(len(shard.paths))
+            return _seal_shards(records, side, target, sorted(shards, key=lambda shard: shard.first), compressed)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -95,99 +94,65 @@ def pack(
                 f"the disk of {target} is full: free some of it, or set ROADMAP_CACHE to a folder on a larger one, "
                 "and pack again; what is packed already is kept"
             ) from error
+        finally:
+            remove_leftovers(target)  # what was decoded, but did not come to be kept
 
 
-def small_picture(path: Path | str, box: Box | None, side: int) -> Image.Image:
-    """A picture as packs hold it: decoded, upright, cut to its box, its shorter side at most `side`."""
-    return thumbnail(upright(path, box), side)
+def _kept_shards(
+    records: Records, side: int, compressed: bool, target: Path, workers: int | None, on_error: OnError
+) -> Iterator[Shard]:
+    """Every shard, when it is on the disk. Processes decode the next ones while threads wait for the disk."""
+    write = functools.partial(written_shard, folder=str(target), on_error=on_error)
+    threads = min(_THREADS, workers or 1) if workers is not None else _THREADS
+    waiting: deque[tuple[Shard, Future[None]]] = deque()
+    with (
+        ThreadPoolExecutor(threads) as pool,
+        contextlib.closing(answers(write, _shards(records, side, compressed), workers)) as done,
+    ):
+        for shard, written in done:
+            waiting.append((shard, pool.submit(keep, written, target / shard.file)))
+            while len(waiting) > 2 * threads or (waiting and waiting[0][1].done()):
+                yield _when_kept(*waiting.popleft())
+        while waiting:
+            yield _when_kept(*waiting.popleft())
 
 
-def _shards(records: Records, side: int) -> Iterator[_Shard]:
+def _when_kept(shard: Shard, kept: Future[None]) -> Shard:
+    kept.result()
+    return shard
+
+
+def _shards(records: Records, side: int, compressed: bool) -> Iterator[Shard]:
     for number, first in enumerate(range(0, len(records), SHARD)):
         rows = range(first, min(first + SHARD, len(records)))
         paths = tuple(str(records.path(i)) for i in rows)
         boxes, stamps = tuple(records.box(i) for i in rows), tuple(source_stamp(Path(p)) for p in paths)
-        described = json.dumps([VERSION, side, paths, boxes, stamps])
+        kind = [COMPRESSED, QUALITY] if compressed else [VERSION]
+        described = json.dumps([*kind, side, paths, boxes, stamps])
         name = hashlib.sha256(described.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        yield _Shard(f"pixels-{number:05d}-{name}", first, paths, boxes, stamps)
+        file = f"pixels-{number:05d}-{name}.{'jpg' if compressed else 'u8'}"
+        yield Shard(file, first, paths, boxes, stamps, side, compressed)
 
 
-def write_shard(shard: _Shard, folder: str, side: int, on_error: OnError) -> int:
-    """Decodes one shard, unless it is there and whole; gives the number of its pictures."""
-    pixels = Path(folder) / f"{shard.stem}.u8"
-    if not _is_whole(pixels, on_error):
-        about = _decode_shard(shard, pixels, side, on_error)
-        _write_json(pixels.with_suffix(".json"), about)  # last: it makes the shard count
-    return len(shard.paths)
-
-
-def _is_whole(pixels: Path, on_error: OnError) -> bool:
-    """Whether an earlier run left this shard undamaged; one that skipped pictures does not do where that is an error.
-
-    Every byte is read. That is done where a pack is made, and costs little beside decoding; not where it is opened.
-    """
-    try:
-        about = json.loads(pixels.with_suffix(".json").read_text())
-        found = pixels.stat().st_size, _described_checksum(_checksum(pixels), about["sizes"], about["failures"])
-        return found == (about["bytes"], about["crc32"]) and (on_error == "skip" or not about["failures"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or damaged in whatever way
-        return False
-
-
-def _checksum(path: Path) -> int:
-    found = 0
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found = zlib.crc32(part, found)
-    return found
-
-
-def _described_checksum(pixels: int, sizes: Sequence[Sequence[int]], failures: dict[str, str]) -> int:
-    """The checksum of a shard's pixels continued over what is said of them."""
-    return zlib.crc32(json.dumps([sizes, failures]).encode(), pixels)
-
-
-def _decode_shard(shard: _Shard, pixels: Path, side: int, on_error: OnError) -> dict[str, Any]:
-    """Writes the pixels of a shard, and gives what is to be known of them."""
-    sizes: list[tuple[int, int]] = []
-    failures: dict[str, str] = {}  # row -> reason
-    length = checksum = 0
-    with whole_file(pixels) as temporary, open(temporary, "wb") as file:
-        for row, (path, box) in enumerate(zip(shard.paths, shard.boxes, strict=True)):
-            try:
-                image = small_picture(path, box, side)
-            except PictureError as error:
-                if on_error == "raise":
-                    raise
-                failures[str(row)] = error.reason
-                sizes.append((0, 0))
-                continue
-            raw = image.tobytes()
-            length, checksum = length + file.write(raw), zlib.crc32(raw, checksum)
-            sizes.append((image.height, image.width))
-    described = _described_checksum(checksum, sizes, failures)
-    return {"sizes": sizes, "failures": failures, "bytes": length, "crc32": described}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with whole_file(path) as temporary:
-        Path(temporary).write_text(json.dumps(content))
-
-
-def _seal_shards(records: Records, side: int, folder: Path, shards: Sequence[_Shard]) -> Pack:
-    index = np.zeros((len(records), 6), dtype=np.int64)
+def _seal_shards(records: Records, side: int, folder: Path, shards: Sequence[Shard], compressed: bool) -> Pack:
+    index = np.zeros((len(records), COLUMNS[compressed]), dtype=np.int64)
     keys = [picture_key(records, i) for i in range(len(records))]
     failures: dict[str, str] = {}
+    again = 0
     for number, shard in enumerate(shards):
-        about = json.loads((folder / f"{shard.stem}.json").read_text())
-        part = index[shard.first : shard.first + len(shard.paths)]
+        about = json.loads((folder / shard.file).with_suffix(".json").read_text())
+        part, sizes = index[shard.first : shard.first + len(shard.paths)], np.asarray(about["sizes"], dtype=np.int64)
         part[:, SHARD_COLUMN] = number
-        part[:, [HEIGHT, WIDTH]] = about["sizes"]
-        part[:, SOURCE_SIZE:] = shard.stamps
-        ends = np.cumsum(part[:, HEIGHT] * part[:, WIDTH] * CHANNELS)
+        part[:, [HEIGHT, WIDTH]] = sizes[:, :2]
+        part[:, [SOURCE_SIZE, SOURCE_MTIME]] = shard.stamps
+        if compressed:
+            part[:, [LENGTH, CHECKSUM]] = sizes[:, 2:4]
+            again += int(sizes[:, 4].sum())
+        ends = np.cumsum(sizes[:, 2] if compressed else sizes.prod(1) * CHANNELS)
         part[1:, OFFSET] = ends[:-1]
         failures |= {keys[shard.first + int(row)]: reason for row, reason in about["failures"].items()}
-    return seal(folder, side, records, keys, index, [f"{shard.stem}.u8" for shard in shards], failures)
+    facts = {"quality": QUALITY, "again": again} if compressed else {}
+    return seal(folder, side, records, keys, index, [shard.file for shard in shards], failures, facts)
 
 
 def seal(
@@ -198,6 +163,7 @@ def seal(
     index: np.ndarray[Any, np.dtype[np.int64]],
     files: Sequence[str],
     failures: dict[str, str],
+    facts: dict[str, int] | None = None,
 ) -> Pack:
     """Writes the index and pack.json, removes what no longer belongs, and opens the pack."""
     name = index_name(index)
@@ -205,7 +171,7 @@ def seal(
         np.save(file, index, allow_pickle=False)
     about = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": COMPRESSED if facts else VERSION,
         "name": records.name,
         "root": str(records.root.resolve()),
         "side": side,
@@ -214,8 +180,9 @@ def seal(
         "failures": failures,
         "paths": list(records.paths),
         "keys": list(keys),
+        **(facts or {}),
     }
-    _write_json(folder / "pack.json", about)
+    write_json(folder / "pack.json", about)
     kept = {name, *files, *(Path(file).with_suffix(".json").name for file in files)}
     for old in [*folder.glob("pixels-*"), *folder.glob("index-*.npy")]:
         if old.name not in kept:
@@ -226,7 +193,7 @@ def seal(
 def pack_of(pictures: Iterable[Pixels], records: Records, side: int, folder: Path) -> Pack:
     """A pack of pictures that have no files, such as drawn ones: one per record, in one shard."""
     folder.mkdir(parents=True, exist_ok=True)
-    index = np.zeros((len(records), 6), dtype=np.int64)
+    index = np.zeros((len(records), COLUMNS[False]), dtype=np.int64)
     index[:, SOURCE_SIZE:] = NO_SOURCE  # so never stale
     digest, place, count = hashlib.sha256(), 0, 0
     with sole_writer(folder):

@@ -5,6 +5,9 @@
     index-<hash>.npy           (N, 6) int64: shard, offset in bytes, height, width, source size, source mtime in ns
     pack.json                  what the pack holds; written last, so a folder with it is complete
 
+A compressed pack holds encoded bytes instead (`compression`), in `.jpg` files, with two more columns in its index:
+length in bytes and their CRC-32, which is looked at whenever a picture is decoded.
+
 The hash names the sources (path, box, size, mtime) and the side, so an interrupted or outdated pack keeps every
 shard that is still right. JSON, npy without pickle, and raw bytes: nothing that is read can run code.
 """
@@ -14,8 +17,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roadmap.data.pictures.images import Pixels
+from roadmap.data.pictures.compression import decoded_picture
+from roadmap.data.pictures.images import PictureError, Pixels
 from roadmap.data.records import Ints, Records
 
-FORMAT, VERSION = "roadmap-pack", 1
+FORMAT, VERSION, COMPRESSED = "roadmap-pack", 1, 2  # a program that knows of no compressed packs refuses version 2
 CHANNELS = 3
-SHARD_COLUMN, OFFSET, HEIGHT, WIDTH, SOURCE_SIZE, SOURCE_MTIME = range(6)
+SHARD_COLUMN, OFFSET, HEIGHT, WIDTH, SOURCE_SIZE, SOURCE_MTIME, LENGTH, CHECKSUM = range(8)
+COLUMNS = (6, 8)  # of the index of a pack, and of a compressed one
 NO_SOURCE = -2  # instead of size and time, for pictures that were drawn
 
 
@@ -43,11 +50,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roadmap"
 
 
-def pack_folder(records: Records, side: int, cache: Path | None = None) -> Path:
+def pack_folder(records: Records, side: int, cache: Path | None = None, compressed: bool = False) -> Path:
     """Where the pack of a dataset lies: the same for all its splits, another for every root and side."""
     root = hashlib.sha256(str(records.root.resolve()).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", records.name)
-    return (cache or cache_folder() / "packs") / f"{name}-{root}-{side}"
+    return (cache or cache_folder() / "packs") / f"{name}-{root}-{side}{'-compressed' if compressed else ''}"
 
 
 def picture_key(records: Records, index: int) -> str:
@@ -67,7 +74,20 @@ def source_stamp(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """N decoded pictures. `pack.picture(i)` is a view of the memory map, nothing is read before it is used."""
+    """N pictures. `pack.picture(i)` is a view of the memory map, nothing is read before it is used.
+
+    Attributes:
+        folder: where it lies.
+        side: no picture has a longer shorter side.
+        root: the folder of the pictures' files.
+        paths: below it.
+        keys: of the pictures (`picture_key`).
+        index: a row for each picture; its columns are named above.
+        shards: the files, memory-mapped.
+        failures: key -> reason, of pictures that could not be decoded.
+        quality: of JPEG, in a compressed pack; None where pictures are decoded.
+        again: how many pictures of the whole pack were encoded again, and are no longer those of their files.
+    """
 
     folder: Path
     side: int
@@ -77,6 +97,8 @@ class Pack:
     index: Ints
     shards: tuple[NDArray[np.uint8], ...]
     failures: dict[str, str]
+    quality: int | None = None
+    again: int = 0
 
     @classmethod
     def open(cls, folder: Path) -> Pack:
@@ -92,8 +114,10 @@ class Pack:
             raise PackError(f"no complete pack in {folder}; make one with `roadmap data pack`") from error
         except ValueError as error:
             raise PackError(f"{folder}/pack.json is damaged ({error}); run `roadmap data pack` again") from error
-        if not isinstance(about, dict) or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
-            raise PackError(f"{folder} is not a pack of version {VERSION}; run `roadmap data pack` again")
+        known = isinstance(about, dict) and about.get("format") == FORMAT
+        if not known or about.get("version") not in (VERSION, COMPRESSED):
+            versions = f"{VERSION} or {COMPRESSED}"
+            raise PackError(f"{folder} is not a pack of version {versions}; run `roadmap data pack` again")
         try:
             return cls._in_folder(folder, about)
         except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
@@ -104,12 +128,18 @@ class Pack:
         index = np.load(folder / about["index"], allow_pickle=False)
         shards = tuple(_memory_map(folder / name, size) for name, size in about["shards"])
         keys, paths = tuple(about["keys"]), tuple(about["paths"])
-        if index.shape != (len(keys), 6) or len(paths) != len(keys):
+        compressed = about["version"] == COMPRESSED
+        if index.shape != (len(keys), COLUMNS[compressed]) or len(paths) != len(keys):
             raise ValueError(f"an index of shape {index.shape} for {len(keys)} pictures")
         _check_extents(index, shards)
         if about["index"] != index_name(index):
             raise ValueError(f"{about['index']} is not what was written")
-        return cls(folder, about["side"], Path(about["root"]), paths, keys, index, shards, about["failures"])
+        facts = (about["quality"], about["again"]) if compressed else (None, 0)
+        return cls(folder, about["side"], Path(about["root"]), paths, keys, index, shards, about["failures"], *facts)
+
+    def __reduce__(self) -> tuple[Any, tuple[Path, tuple[str, ...]]]:
+        """For other processes: they open it themselves; not a byte of the pictures is sent."""
+        return _selection, (self.folder, self.keys)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -124,38 +154,84 @@ class Pack:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pictures of this pack (of this selection of it)."""
+        """Bytes of the decoded pictures of this pack (of this selection of it)."""
         return int((self.heights * self.widths).sum()) * CHANNELS
 
     def bytes_of(self, index: int) -> Pixels:
         """The bytes of picture `index`, row after row, red, green, blue."""
-        shard, offset, height, width = self.index[index, :4].tolist()
-        if height == 0:
-            raise PackError(f"{self.keys[index]} could not be decoded: {self.reason(index)}")
-        raw: Pixels = self.shards[shard][offset : offset + height * width * CHANNELS]
-        return raw
+        return self.picture(index).reshape(-1)
 
     def picture(self, index: int) -> Pixels:
-        """Picture `index` as (H, W, 3) uint8, a read-only view."""
-        return self.bytes_of(index).reshape(int(self.heights[index]), int(self.widths[index]), CHANNELS)
+        """Picture `index` as (H, W, 3) uint8, read-only; a view, unless it has to be decoded.
+
+        Raises:
+            PackError: when there is no such picture, or its compressed bytes are damaged.
+        """
+        _, _, height, width = self.index[index, :4].tolist()
+        if height == 0:
+            raise PackError(f"{self.keys[index]} could not be decoded: {self.reason(index)}")
+        kept = self.kept_bytes(index)
+        return kept.reshape(height, width, CHANNELS) if self.quality is None else self._decoded(index, kept)
+
+    def kept_bytes(self, index: int) -> Pixels:
+        """The bytes that the pack holds of picture `index`, a view."""
+        shard, offset = self.index[index, :2].tolist()
+        kept: Pixels = self.shards[shard][offset : offset + int(_lengths(self.index[index : index + 1])[0])]
+        return kept
+
+    def _decoded(self, index: int, kept: Pixels) -> Pixels:
+        height, width, checksum = self.index[index, [HEIGHT, WIDTH, CHECKSUM]].tolist()
+        try:
+            return decoded_picture(kept.tobytes(), checksum, (height, width, CHANNELS))
+        except PictureError as error:
+            raise PackError(
+                f"{self.keys[index]} is damaged in the pack {self.folder} ({error.reason}); run `roadmap data pack "
+                "--compressed` again, which makes that part of it again"
+            ) from error
+
+    def prefetch(self, index: int, first: int, count: int) -> None:
+        """Tells the system that so many bytes of a picture are about to be read (of a compressed one, all that are
+        kept): it asks the disk for those of a whole batch at once, where reading would wait for one after another."""
+        shard, offset = self.index[index, :2].tolist()
+        if self.quality is not None:
+            first, count = 0, int(self.index[index, LENGTH])
+        mapped = getattr(self.shards[shard], "_mmap", None)
+        if count and mapped is not None and hasattr(mapped, "madvise"):
+            start = (offset + first) // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_WILLNEED, start, offset + first + count - start)
 
     @property
     def drawn(self) -> bool:
         """Whether the pictures were drawn by the program: there are no files that they come from."""
         return bool((self.index[:, SOURCE_SIZE] == NO_SOURCE).all())
 
+    @property
+    def origin(self) -> str:
+        """Where the pictures are read from, in words."""
+        if self.quality is None:
+            return f"pack of side {self.side}, {self.folder}"
+        lossy = self.lossy or "all as in their files"
+        return f"compressed pack of side {self.side} ({lossy}), {self.folder}"
+
+    @property
+    def lossy(self) -> str:
+        """What makes the pixels others than those of the files, in words; empty where nothing does."""
+        if not self.again:
+            return ""
+        return f"{self.again:,} pictures encoded again as JPEG of quality {self.quality}"
+
     def reason(self, index: int) -> str:
         """Why picture `index` could not be decoded."""
         return self.failures.get(self.keys[index], "not decoded when it was packed")
 
-    def usable(self) -> NDArray[np.bool_]:
-        """(N,) which pictures were decoded."""
-        return self.heights > 0
+    def usable(self, indices: Ints | slice = slice(None)) -> NDArray[np.bool_]:
+        """Which pictures were decoded: of all, or of some."""
+        return self.heights[indices] > 0
 
     def stale(self) -> tuple[str, ...]:
         """Paths whose source changed, or went, since it was packed. Pictures made without a source never are."""
         stamps = [source_stamp(self.root / path) for path in self.paths]
-        packed = self.index[:, SOURCE_SIZE:]
+        packed = self.index[:, [SOURCE_SIZE, SOURCE_MTIME]]
         return tuple(
             path
             for path, stamp, then in zip(self.paths, stamps, packed.tolist(), strict=True)
@@ -168,8 +244,10 @@ class Pack:
         Raises:
             PackError: when pictures are not in the pack.
         """
+        return self._select([picture_key(records, i) for i in range(len(records))])
+
+    def _select(self, keys: Sequence[str]) -> Pack:
         place = {key: i for i, key in enumerate(self.keys)}
-        keys = [picture_key(records, i) for i in range(len(records))]
         if missing := [key for key in keys if key not in place]:
             raise PackError(
                 f"{len(missing)} of {len(keys)} pictures are not in the pack {self.folder}, the first is {missing[0]}; "
@@ -181,36 +259,8 @@ class Pack:
         )
 
 
-def drawn_pack(records: Records) -> Pack | None:
-    """The pack that a drawn dataset is kept as, in its own folder; None where the pictures are files.
-
-    Pictures that are files may lie beside a `pack.json` of another program, or beside their own pack.
-
-    Raises:
-        PackError: when it is ours and damaged.
-    """
-    try:
-        about = json.loads((records.root / "pack.json").read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        return None
-    pack = Pack.open(records.root)
-    return pack.of(records) if pack.drawn else None
-
-
-def fresh_pack(records: Records, side: int, folder: Path | None = None) -> Pack | None:
-    """The pack of these pictures if there is one and no source changed since; None if not.
-
-    Drawn datasets hold their own pack, whatever its side.
-    """
-    if folder is None and (drawn := drawn_pack(records)) is not None:
-        return drawn
-    try:
-        pack = Pack.open(folder or pack_folder(records, side)).of(records)
-    except PackError:
-        return None
-    return None if pack.side != side or pack.stale() else pack
+def _selection(folder: Path, keys: tuple[str, ...]) -> Pack:
+    return Pack.open(folder)._select(keys)
 
 
 def index_name(index: Ints) -> str:
@@ -226,11 +276,18 @@ def _memory_map(path: Path, size: int) -> NDArray[np.uint8]:
     return np.memmap(path, np.uint8, "r")
 
 
+def _lengths(index: Ints) -> Ints:
+    """Bytes that a pack holds of each picture."""
+    compressed = index.shape[1] == COLUMNS[True]
+    return index[:, LENGTH] if compressed else index[:, HEIGHT] * index[:, WIDTH] * CHANNELS
+
+
 def _check_extents(index: Ints, shards: tuple[NDArray[np.uint8], ...]) -> None:
     """No picture may reach outside its file, whatever the index says."""
     sizes = np.asarray([len(shard) for shard in shards] or [0], dtype=np.int64)
     shard, offset, height, width = index[:, :4].T
-    inside = (shard >= 0) & (shard < len(sizes)) & (offset >= 0) & (height >= 0) & (width >= 0)
-    inside &= offset + height * width * CHANNELS <= sizes[np.clip(shard, 0, len(sizes) - 1)]
+    lengths = _lengths(index)
+    inside = (shard >= 0) & (shard < len(sizes)) & (offset >= 0) & (height >= 0) & (width >= 0) & (lengths >= 0)
+    inside &= offset + lengths <= sizes[np.clip(shard, 0, len(sizes) - 1)]
     if not inside.all():
         raise ValueError(f"picture {int(np.argmin(inside))} reaches outside its file")

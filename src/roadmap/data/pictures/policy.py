@@ -1,20 +1,25 @@
 """Whether pictures are read from a pack or decoded each time: decided here, once, for training, embedding and Python.
 
-It decides about time and disk alone. Pictures that are decoded each time are resized to the side of the pack they
-might have had, by the function that packs them, so the pixels are the same to the bit.
+It decides about time and disk. Pictures that are decoded each time are resized to the side of the pack they might have
+had, by the function that packs them, so the pixels are the same to the bit. Those of a compressed pack may not be
+(`compression`): where one is read, the sentence that is given says so.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
-from roadmap.data.pictures.packing import OnError, pack
-from roadmap.data.pictures.packs import Pack, drawn_pack, fresh_pack, pack_folder
+from roadmap.data.pictures.compression import SMALLER
+from roadmap.data.pictures.packing import pack
+from roadmap.data.pictures.packs import FORMAT, Pack, PackError, pack_folder
+from roadmap.data.pictures.shards import OnError
 from roadmap.data.records import Records
 
 SIDE = 256  # shorter side in pixels, unless something larger is cut out of the pictures
 LARGE_PACK = 50 << 30  # bytes; "auto" makes no larger one unasked
-POLICIES = ("auto", "yes", "no")
+POLICIES = ("auto", "yes", "no", "compressed")
 
 
 def needed_side(side: int, *sizes: int) -> int:
@@ -23,6 +28,38 @@ def needed_side(side: int, *sizes: int) -> int:
     A smaller one would shrink pictures only for the crop to enlarge them again.
     """
     return max((side, *sizes))
+
+
+def drawn_pack(records: Records) -> Pack | None:
+    """The pack that a drawn dataset is kept as, in its own folder; None where the pictures are files.
+
+    Pictures that are files may lie beside a `pack.json` of another program, or beside their own pack.
+
+    Raises:
+        PackError: when it is ours and damaged.
+    """
+    try:
+        about = json.loads((records.root / "pack.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        return None
+    pack = Pack.open(records.root)
+    return pack.of(records) if pack.drawn else None
+
+
+def fresh_pack(records: Records, side: int, folder: Path | None = None, compressed: bool = False) -> Pack | None:
+    """The pack of these pictures if there is one and no source changed since; None if not.
+
+    Drawn datasets hold their own pack, whatever its side.
+    """
+    if folder is None and (drawn := drawn_pack(records)) is not None:
+        return drawn
+    try:
+        pack = Pack.open(folder or pack_folder(records, side, compressed=compressed)).of(records)
+    except PackError:
+        return None
+    return None if pack.side != side or pack.stale() else pack
 
 
 def pack_for(
@@ -39,8 +76,9 @@ def pack_for(
     Args:
         records: the whole dataset; its splits will find their pictures in the pack (`pack.of(split)`).
         side: shorter side in pixels (`needed_side`).
-        policy: "yes" makes a pack where there is none; "auto" does unless it would be large; "no" decodes the files,
-            even if there is a pack. Drawn pictures have no files: they are always read from their pack.
+        policy: "yes" makes a pack of pixels where there is none; "auto" does unless it would be large, and makes a
+            compressed one where it would not fit the disk; "compressed" makes a compressed one; "no" decodes the
+            files, even if there is a pack. Drawn pictures have no files: they are always read from their pack.
         on_error: as in `pack`.
         progress: show a bar while a pack is made; None: where a person watches.
         make: False uses what is there and makes nothing, for work that a pack would not shorten.
@@ -56,21 +94,36 @@ def pack_for(
     decoded = f"pictures decoded each time, resized to {side} as a pack would hold them"
     if policy == "no":
         return None, decoded
-    found = fresh_pack(records, side)
+    compressed, why = policy == "compressed", ""
+    found = fresh_pack(records, side, compressed=compressed)
+    if found is None and policy == "auto":
+        compressed, why = chosen_kind(records, side)
+        if why and not compressed:
+            return None, f"{decoded}: {why}"
+        found = fresh_pack(records, side, compressed=True) if compressed else None
     if found is None and not make:
         return None, decoded
-    if found is None and policy == "auto" and (why := _too_large(records, side)) is not None:
-        return None, f"{decoded}: {why}"
     if found is None:
-        found = pack(records, side, on_error=on_error, progress=progress).of(records)
-    return found, f"pictures read from a pack of side {side}, {found.folder}"
+        found = pack(records, side, on_error=on_error, progress=progress, compressed=compressed).of(records)
+    return found, f"pictures read from a {found.origin}{': ' if why else ''}{why}"
 
 
-def _too_large(records: Records, side: int) -> str | None:
-    """Why a pack is not made unasked; None where nothing speaks against it."""
+def chosen_kind(records: Records, side: int) -> tuple[bool, str]:
+    """Of the pack that "auto" makes: whether it is compressed, and why it is not one of pixels, or none at all; an
+    empty reason where nothing speaks against pixels."""
     size = 4 * len(records) * side**2  # three bytes a pixel, at a width of 4/3 of the height
-    home = pack_folder(records, side)
-    free = shutil.disk_usage(next(parent for parent in home.parents if parent.exists())).free
-    if size <= min(LARGE_PACK, free // 2):
-        return None
-    return f"a pack would take about {size / 1e9:.0f} GB of {free / 1e9:.0f} GB free; pack=yes makes it"
+    room = _room(pack_folder(records, side))
+    if size <= min(LARGE_PACK, room // 2):
+        return False, ""
+    why = f"a pack would take about {size / 1e9:.0f} GB of {room / 1e9:.0f} GB free"
+    if size <= room // 2:
+        return False, f"{why}; pack=yes makes it, pack=compressed a smaller one"
+    if size // SMALLER > _room(pack_folder(records, side, compressed=True)) // 2:
+        return False, f"{why}, and a compressed one too much as well; pack=yes or pack=compressed tries it"
+    return True, f"{why} as decoded pixels; pack=no decodes the files instead"
+
+
+def _room(folder: Path) -> int:
+    """Bytes of free disk, with those that a pack in this folder, or the beginning of one, takes already."""
+    free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
+    return free + sum(path.stat().st_size for path in folder.glob("pixels-*"))

@@ -9,12 +9,14 @@ call them need no `if __name__ == "__main__"`, and nothing is forked from a proc
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import IO, Any, TypeVar
@@ -23,27 +25,35 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 _Process = subprocess.Popen[bytes]
 GRACE = 10  # seconds
+AHEAD = 2  # tasks that wait for each process; the rest are not yet asked for
+
+_TRIM, _MAP = -1, -3  # parameters of mallopt
+_KEPT, _MAPPED = 128 << 20, 32 << 20  # bytes; the larger pictures are given back at once
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from roadmap.data.pictures.processes import serve; serve()"
 
 
 def answers(
-    function: Callable[[Task], Result], tasks: Sequence[Task], workers: int | None
-) -> Iterator[tuple[Task, Result]]:
+    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int | None
+) -> Generator[tuple[Task, Result], None, None]:
     """Each task and what the function made of it, in the order in which they are finished.
 
     Args:
         function: of a module, with one argument; it and its tasks, results and errors are pickled.
-        tasks: enough of them that the processes finish at about the same time.
+        tasks: enough of them that the processes finish at about the same time. They are made while others are worked
+            on.
         workers: processes; None for one per core, 0 or 1 for none but this one.
 
     Raises:
         What the function raises; RuntimeError when a process dies. Work that was begun is finished first.
     """
-    count = min((os.cpu_count() or 1) if workers is None else workers, len(tasks))
+    asked = iter(tasks)
+    first = list(itertools.islice(asked, max(1, (os.cpu_count() or 1) if workers is None else workers)))
+    count = len(first)
     if count <= 1:
-        yield from ((task, function(task)) for task in tasks)
+        yield from ((task, function(task)) for task in itertools.chain(first, asked))
         return
+    asked = itertools.chain(first, asked)
     processes: list[_Process] = []
     idle: SimpleQueue[_Process] = SimpleQueue()
     pool = ThreadPoolExecutor(count)  # a thread waits for each process
@@ -51,8 +61,12 @@ def answers(
         for _ in range(count):
             processes.append(_start())
             idle.put(processes[-1])
-        waiting = {pool.submit(_answer, idle, function, task): task for task in tasks}
-        while waiting:
+        waiting: dict[Future[Result], Task] = {}
+        while True:
+            for task in itertools.islice(asked, (1 + AHEAD) * count - len(waiting)):
+                waiting[pool.submit(_answer, idle, function, task)] = task
+            if not waiting:
+                return
             ready: set[Future[Result]] = wait(waiting, return_when=FIRST_COMPLETED).done
             yield from ((waiting.pop(future), future.result()) for future in ready)
     finally:
@@ -107,9 +121,20 @@ def leave_signals_to_parent(*_: Any) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
+def keep_memory() -> None:
+    """The memory of one picture is used for the next, instead of being asked of the system and given back each time:
+    that takes about as long as decoding. Where the C library cannot be told (it is not glibc), nothing changes.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MAP, _MAPPED)
+        library.mallopt(_TRIM, _KEPT)
+
+
 def serve() -> None:
     """The life of a worker process: tasks from standard input, (result, error) to standard output, until the end."""
     leave_signals_to_parent()
+    keep_memory()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints, prints to standard error
     while (asked := _next(sys.stdin.buffer)) is not None:
