@@ -30,10 +30,10 @@ from roadmap.config.settings import (
     SelectSettings,
     Settings,
 )
-from roadmap.data import Records
+from roadmap.data import Batches, Records
 from roadmap.data.pictures.packing import pack_of
+from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
 from roadmap.engine.loop import train_epoch
 from roadmap.engine.splits import records_of, sampler_of, splits_of
@@ -67,33 +67,42 @@ def job(name: str, batch: int, mode: str, options: argparse.Namespace, records: 
     weights = options.weights if options.weights and "vit" in name else "random"
     settings = Settings(
         data=DataSettings(
-            name=options.dataset, root=str(options.root or folder), batch_size=batch, batches=options.steps
+            name=options.dataset,
+            root=str(options.root or folder),
+            image=224,
+            resize=256,
+            scale=[0.16, 1.0],
+            side=256,
+            batch_size=batch,
+            per_class=4,
+            batches=options.steps,
         ),
         model=ModelSettings(name=name, weights=weights, **MODELS[name]),
         optim=OptimSettings(lr=3e-6, weight_decay=4e-4),
         select=SelectSettings(by="last"),
         hardware=HardwareSettings(compile=mode, device=options.device),
         run=str(folder / f"run-{name}-{batch}-{mode}"),
+        epochs=100,
     )
-    fabric = engine_of(settings.hardware)
+    arithmetic = arithmetic_of(settings.hardware)
     splits = splits_of(records, settings.data, settings.select)
     torch.manual_seed(0)
     model = retriever(settings.model, settings.data.image)
     sampler = sampler_of(splits.train, settings.data, settings.seed)
-    return job_of(settings, fabric, splits, sampler, model, Run.create(settings), Display(quiet=True))
+    return job_of(settings, arithmetic, splits, sampler, model, Run.create(settings), Display(quiet=True))
 
 
 def bare(job: Job, steps: int) -> Callable[[], int]:
     """`steps` times forward, backward and optimiser on one batch; gives the pictures it saw."""
     size, batch = job.settings.data.image, job.settings.data.batch_size
-    images = torch.randn(batch, 3, size, size, device=job.fabric.device)
+    images = torch.randn(batch, 3, size, size, device=job.arithmetic.device)
     with torch.no_grad():
         direction = torch.randn_like(job.parts.model(images))
 
     def run() -> int:
         job.parts.model.train()
         for _ in range(steps):
-            job.fabric.backward((job.parts.model(images) * direction).sum())
+            job.arithmetic.backward((job.parts.model(images) * direction).sum())
             job.parts.optimizer.step()
             job.parts.optimizer.zero_grad(set_to_none=True)
         return steps * batch
@@ -101,9 +110,9 @@ def bare(job: Job, steps: int) -> Callable[[], int]:
     return run
 
 
-def loop(job: Job) -> Callable[[], int]:
-    """An epoch of training, as `fit` does it."""
-    batches = job.pictures.training(job.splits.train, job.sampler)
+def loop(job: Job, batches: Batches | None = None) -> Callable[[], int]:
+    """An epoch of training, as `fit` does it; on other batches, where they are given."""
+    batches = job.pictures.training(job.splits.train, job.sampler) if batches is None else batches
     watch = Watch(job.splits.train, scaled=False)
 
     def run() -> int:
@@ -153,7 +162,7 @@ def measured(
     name: str, batch: int, mode: str, options: argparse.Namespace, records: Records, folder: Path
 ) -> dict[str, object]:
     work = job(name, batch, mode, options, records, folder)
-    device = work.fabric.device
+    device = work.arithmetic.device
     contenders = {"bare": bare(work, options.steps), "loop": loop(work)}
     for contender in contenders.values():
         contender()  # compiles

@@ -54,7 +54,6 @@ KEEPERS = {
     "triton": r"kernels/triton/\w+\.py",
     "hydra": r"cli/.*|config/(?!settings).*",
     "omegaconf": r"cli/.*|config/(?!settings).*",
-    "lightning_fabric": r"engine/.*",
     "faiss": r"search/engines/faiss\.py",
     "pymilvus": r"search/engines/milvus\.py",
     "onnx": r"encoder/exporting\.py",

@@ -1,6 +1,6 @@
 """`python -m roadmap` is the `roadmap` command."""
 
-from roadmap.cli.app import app
+from roadmap.cli.app import main
 
 if __name__ == "__main__":
-    app(prog_name="roadmap")
+    main()

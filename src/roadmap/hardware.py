@@ -14,7 +14,7 @@ from roadmap.config.settings import DataSettings, HardwareSettings, SettingError
 from roadmap.ranks import Ranks
 
 Model = TypeVar("Model", bound=nn.Module)
-_DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 KINDS = ("cpu", "cuda", "mps")
 
 
@@ -51,7 +51,7 @@ def precision_of(settings: HardwareSettings, device: torch.device) -> str:
 
 def autocast_of(settings: HardwareSettings, device: torch.device) -> torch.dtype | None:
     """The type that the model computes in where it is not float32."""
-    return _DTYPES[precision_of(settings, device)]
+    return DTYPES[precision_of(settings, device)]
 
 
 def in_layout(model: Model, settings: HardwareSettings) -> Model:

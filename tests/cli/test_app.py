@@ -121,5 +121,5 @@ def test_embedding_imports_neither_a_compiler_nor_a_library_that_brings_one(tmp_
     write_classes(tmp_path / "pictures", range(2))
     verb = ["embed", "small_cnn", "--weights", "random", "--data", "folder", "--root", "pictures", "--out", "v.npz"]
     shown = ALONE.replace("result.stderr.strip()", "*sorted(HEAVY & set(sys.modules))")
-    heavy = "HEAVY = {'torch._dynamo', 'torchvision', 'timm', 'lightning_fabric', 'hydra', 'matplotlib', 'scipy'}\n"
+    heavy = "HEAVY = {'torch._dynamo', 'torchvision', 'timm', 'hydra', 'matplotlib', 'scipy'}\n"
     assert python("-c", heavy + shown, *verb, folder=tmp_path) == "0 True"

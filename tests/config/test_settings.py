@@ -66,7 +66,7 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (DataSettings, {"pack": "maybe"}, "data.pack must be one of auto, yes, no, got 'maybe'"),
+        (DataSettings, {"pack": "maybe"}, "data.pack must be one of auto, yes, no, compressed, got 'maybe'"),
         (DataSettings, {"sampler": "m_per_clas"}, "got 'm_per_clas', did you mean 'm_per_class'?"),
         (DataSettings, {"on_error": "stop"}, "data.on_error must be one of raise, skip, got 'stop'"),
         (DataSettings, {"image": 0}, "data.image must be at least 1, got 0"),
@@ -78,7 +78,11 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
         (DataSettings, {"scale": [0.5, 1.2]}, "data.scale must be two numbers, 0 < low <= high <= 1, got [0.5, 1.2]"),
         (DataSettings, {"scale": [0, 1]}, "data.scale must be two numbers, 0 < low <= high <= 1, got [0.0, 1.0]"),
         (DataSettings, {"ratio": [2, 1]}, "data.ratio must be two numbers, 0 < low <= high, got [2.0, 1.0]"),
-        (ModelSettings, {"pooling": "mean"}, "model.pooling must be one of auto, avg, max, gem, token, got 'mean'"),
+        (
+            ModelSettings,
+            {"pooling": "mean"},
+            "model.pooling must be one of auto, avg, max, gem, token, both",
+        ),
         (ModelSettings, {"dim": 0}, "model.dim must be at least 1, got 0"),
         (ModelSettings, {"drop_path": 1.0}, "model.drop_path must be at least 0 and below 1, got 1.0"),
         (
@@ -110,7 +114,7 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
         (SelectSettings, {"fraction": 1.0}, "select.fraction must lie strictly between 0 and 1, got 1.0"),
         (SelectSettings, {"fraction": 0}, "select.fraction must lie strictly between 0 and 1, got 0"),
         (HardwareSettings, {"precision": "16"}, "hardware.precision must be one of auto, 32, bf16, fp16, got '16'"),
-        (HardwareSettings, {"compile": "yes"}, "hardware.compile must be one of auto, no, default,"),
+        (HardwareSettings, {"compile": "yes"}, "hardware.compile must be one of auto, no, blocks, default,"),
         (HardwareSettings, {"device": "gpu"}, "hardware.device must be one of auto, cpu, cuda, mps, got 'gpu'"),
         (HardwareSettings, {"devices": 0}, "hardware.devices must be at least 1, got 0"),
         (DataSettings, {"image": "big"}, "data.image must be a whole number or auto, got 'big'"),

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from roadmap.config.settings import HardwareSettings, ModelSettings, OptimSettings, SettingError, Settings
 from roadmap.data.datasets.glyphs import _distinct
 from roadmap.engine import fit, loop, resume
+from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.auxiliary import Auxiliary, Training, name_of
 from roadmap.engine.comparing import BatchAlone
-from roadmap.engine.hardware import engine_of
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.passes import OnePass
 from roadmap.engine.state import TrainState
@@ -88,12 +88,11 @@ def test_five_steps_are_those_of_a_plain_loop() -> None:
     theirs.load_state_dict(module.state_dict())
     model, plain, loss = fresh(), fresh(), ROADMAP()
     optimizer = optimiser(model, loss, settings, fused=False, auxiliary=module)
-    fabric = engine_of(HardwareSettings(device="cpu", threads=1))
+    arithmetic = arithmetic_of(HardwareSettings(device="cpu", threads=1))
     state = TrainState(model, optimizer)
-    wrapped, moving = fabric.setup(model, optimizer)
-    passes = OnePass(fabric, wrapped, whole=True)
+    passes = OnePass(arithmetic, model, whole=True)
     rates = schedule(settings, 3, 2)
-    parts = Parts(fabric, wrapped, moving, passes, BatchAlone(loss), rates, auxiliary=Auxiliary(module))
+    parts = Parts(arithmetic, model, optimizer, passes, BatchAlone(loss), rates, auxiliary=Auxiliary(module))
     rows = {"backbone": plain.backbone.parameters(), "head": plain.head_parameters(), "beside": theirs.parameters()}
     by_rate = zip(rows.values(), (0.05, 0.1, 0.2), strict=True)
     literal = torch.optim.SGD([{"params": list(p), "lr": r} for p, r in by_rate], momentum=0.9, weight_decay=0.01)

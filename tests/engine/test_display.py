@@ -39,7 +39,7 @@ def test_a_run_says_what_it_does(pictures: Path, tmp_path: Path, capsys: pytest.
         "model      small_cnn, 256 dimensions, 0.4 M parameters, weights random",
         "loss       roadmap (tau 0.05)",
         "training   2 epochs, batches of 8, 2 of a class, adamw at 0.01, seed 0",
-        "device     cpu, precision 32-true",
+        "device     cpu, precision 32",
         "best epoch chosen on held-out training classes",
         "untrained  pictures: R@1 ",
         "pictures, test: chosen on held-out training classes",

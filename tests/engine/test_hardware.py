@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roadmap.config.settings import HardwareSettings
-from roadmap.engine.hardware import engine_of, runnable_model
+from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.hardware import autocast_of, device_of, precision_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -37,9 +37,8 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_half_precision_with_a_scaler_needs_a_gpu() -> None:
-    """Lightning would turn it into bfloat16 with a warning, and the evaluation would still be in float16."""
     with pytest.raises(ValueError, match="hardware.precision=fp16 is for GPUs; on the CPU use 32 or bf16"):
-        engine_of(HardwareSettings(device="cpu", precision="fp16"))
+        arithmetic_of(HardwareSettings(device="cpu", precision="fp16"))
 
 
 @pytest.mark.parametrize(
@@ -60,39 +59,21 @@ def test_precision(asked: str, device: torch.device, bf16: bool, wanted: str, mo
     assert autocast_of(settings, device) == {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
 
 
-@pytest.mark.parametrize(("precision", "fabrics"), [("32", "32-true"), ("bf16", "bf16-mixed"), ("auto", "32-true")])
-def test_the_engine_has_the_precision_that_was_asked_for(precision: str, fabrics: str) -> None:
-    fabric = engine_of(HardwareSettings(device="cpu", precision=precision, threads=1))
-    assert fabric.strategy.precision.precision == fabrics
-    assert fabric.device == CPU
+@pytest.mark.parametrize(("asked", "precision"), [("32", "32"), ("bf16", "bf16"), ("auto", "32")])
+def test_a_run_has_the_precision_that_was_asked_for(asked: str, precision: str) -> None:
+    arithmetic = arithmetic_of(HardwareSettings(device="cpu", precision=asked, threads=1))
+    assert arithmetic.precision == precision
+    assert arithmetic.device == CPU
+    with arithmetic.autocast():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == {"32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
 def test_threads_and_determinism_are_set() -> None:
-    engine_of(HardwareSettings(device="cpu", threads=2, deterministic=True))
+    arithmetic_of(HardwareSettings(device="cpu", threads=2, deterministic=True))
     assert torch.get_num_threads() == 2
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cudnn.benchmark
-    engine_of(HardwareSettings(device="cpu", threads=1))
+    arithmetic_of(HardwareSettings(device="cpu", threads=1))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
-
-
-@pytest.mark.parametrize(
-    ("mode", "device", "steps", "wanted"),
-    [
-        ("auto", CPU, 10**6, "as it is"),
-        ("auto", CUDA, 3999, "as it is"),
-        ("auto", CUDA, 4000, None),
-        ("no", CUDA, 10**6, "as it is"),
-        ("default", CPU, 1, None),
-        ("reduce-overhead", CPU, 1, "reduce-overhead"),
-    ],
-)
-def test_compiling(
-    mode: str, device: torch.device, steps: int, wanted: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str | None] = []
-    monkeypatch.setattr(torch, "compile", lambda model, mode: asked.append(mode) or model)
-    model = torch.nn.Linear(1, 1)
-    assert runnable_model(model, HardwareSettings(compile=mode), device, steps) is model
-    assert asked == ([] if wanted == "as it is" else [wanted])

@@ -346,3 +346,21 @@ def test_which_pictures_are_squeezed(squeeze: str, random: bool, centre: bool) -
     settings = tiny(Path("x"), Path("y"), data__squeeze=squeeze)
     pictures = Pictures(settings, retriever(settings.model, 16), torch.device("cpu"), quiet=True)
     assert (pictures.random.squeeze, pictures.centre.squeeze) == (random, centre)
+
+
+def test_a_run_goes_on_with_the_pixels_that_it_began_with(own: Path, tmp_path: Path) -> None:
+    """A compressed pack changes them: which of the two was read is kept with the run."""
+    states = {}
+    for choice in ("yes", "compressed"):
+        made = job(tiny(own, tmp_path / choice, data__pack=choice, data__side=16)).pictures
+        states[choice] = made.state_dict()
+        made.load_state_dict(states[choice])
+    lossless = job(tiny(own, tmp_path / "files", data__pack="no", data__side=16)).pictures
+    lossless.load_state_dict(states["yes"])
+    lossless.load_state_dict({"skipped": {}})  # of a run from before there were compressed packs
+    with pytest.raises(
+        ValueError, match=r"began with a compressed pack \(.* quality 95\), and now there are the pixels"
+    ):
+        lossless.load_state_dict(states["compressed"])
+    with pytest.raises(ValueError, match=r"began with the pixels of the files, and now there are a compressed pack \("):
+        made.load_state_dict(states["yes"])

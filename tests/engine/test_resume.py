@@ -44,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "two passes": {"data__chunk": 3, "memory__size": 11, "optim__ema": 0.9, **VIT},
     "random miner": {"loss": {"name": "triplet_distance_weighted"}},
     "decoded every time": {"data__pack": "no", "data__workers": 0, "select__by": "last", **VIT},
+    "compressed pack": {"data__pack": "compressed", "data__side": 16, "select__by": "last", **VIT},
     "memory": {"memory__size": 11, "memory__warmup": 0.5},
     "memory with repeats": {"memory__size": 13, "memory__repeats": True, "loss": {"name": "contrastive_xbm"}},
     "bfloat16": {"hardware__precision": "bf16", "select__every": 3},

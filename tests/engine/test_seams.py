@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from roadmap.config.settings import HardwareSettings, ModelSettings, OptimSettings
 from roadmap.data import Batch
+from roadmap.engine.arithmetic import Arithmetic, arithmetic_of
 from roadmap.engine.comparing import BatchAlone, Compare
-from roadmap.engine.hardware import engine_of
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.passes import OnePass, Passes, TwoPasses
 from roadmap.engine.state import TrainState
@@ -50,27 +49,27 @@ def trained(passes: Any, compare: Compare, precision: str = "32") -> tuple[list[
     settings, model = OptimSettings(name="sgd", lr=0.1), nn.Module()
     if precision == "64":  # which a retriever does not know: its head is float32
         model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.GELU(), nn.Flatten(), nn.Linear(4 * 7 * 7, 8)).double()
-        fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
+        arithmetic = Arithmetic(torch.device("cpu"))  # which casts nothing
     else:
         model = retriever(ModelSettings(pooling="max", dim=8, freeze_batch_norm=True), 16)
-        fabric = engine_of(HardwareSettings(device="cpu", precision=precision))
+        arithmetic = arithmetic_of(HardwareSettings(device="cpu", precision=precision))
     if isinstance(model, Retriever):
         optimizer = optimiser(model, nn.Identity(), settings, fused=False)
     else:
         optimizer = torch.optim.SGD([{"params": list(model.parameters()), "base_lr": 0.1}], lr=0.1)
     state = TrainState(model, optimizer)
-    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    wrapped.train()
-    made: Passes = passes(fabric, wrapped)
-    parts = Parts(fabric, wrapped, wrapped_optimizer, made, compare, schedule(settings, 3, 2))
-    outcomes = [step(state, batch, parts) for batch in batches()]
+    model.train()
+    made: Passes = passes(arithmetic, model)
+    parts = Parts(arithmetic, model, optimizer, made, compare, schedule(settings, 3, 2))
+    dtype = next(model.parameters()).dtype
+    outcomes = [step(state, batch._replace(images=batch.images.to(dtype)), parts) for batch in batches()]
     return [float(outcome.numbers[0]) for outcome in outcomes], dict(model.state_dict())
 
 
 @pytest.mark.parametrize("chunk", [8, 3])
 def test_two_passes_in_chunks_are_one_pass(chunk: int) -> None:
-    def two(fabric: Fabric, model: nn.Module) -> TwoPasses:
-        return TwoPasses(fabric, model, chunk)
+    def two(arithmetic: Arithmetic, model: nn.Module) -> TwoPasses:
+        return TwoPasses(arithmetic, model, chunk)
 
     losses, weights = trained(OnePass, BatchAlone(ROADMAP()), "64")
     others, alike = trained(two, BatchAlone(ROADMAP()), "64")

@@ -26,9 +26,9 @@ from roadmap.data import (
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import embeddings_of
 from roadmap.engine import fit
+from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.comparing import BatchAlone
-from roadmap.engine.hardware import engine_of
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.passes import OnePass
 from roadmap.engine.state import TrainState
@@ -61,15 +61,13 @@ def engine_steps(
 ) -> tuple[TrainState, list[Outcome], Retriever]:
     """The state, the outcomes and the model after five steps; an epoch is two batches."""
     model = fresh()
-    fabric = engine_of(HardwareSettings(device="cpu", precision=precision, threads=1))
-    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    arithmetic = arithmetic_of(HardwareSettings(device="cpu", precision=precision, threads=1))
     optimizer = optimiser(model, loss, settings, fused=False)
     average = None if settings.ema is None else WeightAverage(model, settings.ema)
-    state = TrainState(model, optimizer, scaler, average)
-    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    passes = OnePass(fabric, wrapped)
+    state = TrainState(model, optimizer, arithmetic.scaler, average)
+    passes = OnePass(arithmetic, model)
     rates = schedule(settings, 3, 2)
-    parts = Parts(fabric, wrapped, wrapped_optimizer, passes, BatchAlone(loss), rates, settings.clip)
+    parts = Parts(arithmetic, model, optimizer, passes, BatchAlone(loss), rates, settings.clip)
     return state, [step(state, batch, parts) for batch in batches()], model
 
 

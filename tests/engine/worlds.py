@@ -22,8 +22,8 @@ from roadmap.config.settings import (
     Settings,
 )
 from roadmap.engine import loop
+from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, job_of
 from roadmap.engine.splits import records_of, sampler_of, splits_of
 from roadmap.evaluation import Evaluation
@@ -78,12 +78,12 @@ def tiny(root: Path, run: Path, **changed: Any) -> Settings:
 
 def job(settings: Settings) -> Job:
     """What `fit` puts together before it trains."""
-    fabric = engine_of(settings.hardware)
+    arithmetic = arithmetic_of(settings.hardware, vectors=settings.model.freeze_backbone)
     splits = splits_of(records_of(settings.data), settings.data, settings.select)
     torch.manual_seed(settings.seed)
     model = retriever(settings.model, settings.data.image)
     sampler = sampler_of(splits.train, settings.data, settings.seed)
-    return job_of(settings, fabric, splits, sampler, model, Run.create(settings), Display(quiet=True))
+    return job_of(settings, arithmetic, splits, sampler, model, Run.create(settings), Display(quiet=True))
 
 
 def measured(metrics: dict[str, float]) -> Evaluation:

@@ -104,6 +104,17 @@ def test_token_is_the_class_token(name: str) -> None:
     torch.testing.assert_close(model(images), F.normalize(model.backbone.forward_features(images)[:, 0], dim=1))
 
 
+@pytest.mark.parametrize("name", ["test_vit", "deit_tiny_distilled_patch16_224"])
+def test_both_are_the_class_token_and_the_mean_of_the_patches(name: str) -> None:
+    model = retriever(ModelSettings(name, pooling="both"), 32).eval()
+    images = torch.randn(2, 3, 32, 32)
+    tokens = model.backbone.forward_features(images)
+    patches = tokens[:, model.backbone.num_prefix_tokens :].mean(1)
+    expected = F.normalize(torch.cat([tokens[:, 0], patches], dim=1), dim=1)
+    torch.testing.assert_close(model(images), expected)
+    assert model.dim == 2 * model.backbone.num_features
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [

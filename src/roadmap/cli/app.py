@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -71,3 +74,18 @@ app.command()(compare)
 app.command()(gap)
 app.command()(reproduce)
 app.command()(serve)
+
+
+def main() -> None:
+    """The command. It leaves without taking the interpreter and the GPU's libraries apart, which takes seconds."""
+    try:
+        app(prog_name="roadmap")
+        code: object = 0
+    except SystemExit as leaving:
+        code = leaving.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    atexit._run_exitfuncs()  # whoever asked to be called at the end still is
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

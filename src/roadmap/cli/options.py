@@ -20,7 +20,7 @@ from roadmap.locations import check_root, checkpoint_of, run_around
 
 if TYPE_CHECKING:
     from roadmap.data import Pack, Records
-    from roadmap.data.pictures.packing import OnError
+    from roadmap.data.pictures.shards import OnError
     from roadmap.encoder import Encoder
 
 # What a person can do something about; anything else is a fault of ours and shows its traceback.
@@ -60,7 +60,10 @@ class Asked:
     ] = None
     pack: Annotated[
         str,
-        _option(PICTURES, f"Decoded pictures, {', '.join(PACKING)}: auto uses one that is there, yes makes it."),
+        _option(
+            PICTURES,
+            f"Decoded pictures, {', '.join(PACKING)}: auto uses one that is there, yes and compressed make it.",
+        ),
     ] = "auto"
     on_error: Annotated[
         str, _option(PICTURES, "A picture that cannot be decoded: raise stops, skip leaves it out and says so.")
@@ -115,7 +118,8 @@ class Asked:
         unasked."""
         from roadmap.data import pack_for
 
-        return pack_for(records, encoder.side, self.pack, on_error=self.when_damaged, make=self.pack == "yes")
+        asked = self.pack in ("yes", "compressed")
+        return pack_for(records, encoder.side, self.pack, on_error=self.when_damaged, make=asked)
 
 
 def say(lines: Iterable[str]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from roadmap.cli.options import say, tell_errors
+
+if TYPE_CHECKING:
+    from roadmap.experiments.reproduction import Means
 
 
 def reproduce(
@@ -21,6 +25,9 @@ def reproduce(
     backbone: Annotated[
         str | None, typer.Option(help="Only this network, or in place of the paper's: resnet50, deit, vits.")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="Only this row, such as roadmap; again for each.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs of each row: seeds 0, 1, ...")] = 5,
     root: Annotated[
         list[str] | None, typer.Option(metavar="DATASET=FOLDER", help="Where pictures lie; again for each dataset.")
@@ -33,6 +40,9 @@ def reproduce(
     results: Annotated[Path, typer.Option(help="Folder of the small files that results are kept in.")] = Path(
         "experiments/results"
     ),
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Leave out what the results hold, even where its run folder is gone.")
+    ] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the tables to this folder as well, as Markdown, LaTeX, CSV and HTML.")
     ] = None,
@@ -54,24 +64,25 @@ def reproduce(
     roadmap reproduce table5 --dataset cub --backbone resnet50 --root cub=CUB_200_2011
     """
     with tell_errors():
-        _reproduce(names or [], dataset, backbone, seeds, root or [], settings or [], out, results, export, dry_run)
+        from roadmap.experiments.reproduction import Means
+
+        means = Means(dict(_pair(text) for text in root or []), tuple(settings or []), out, results, missing)
+        _reproduce(names or [], (dataset, backbone, only or ()), seeds, means, export, dry_run)
 
 
 def _reproduce(
-    names: list[str], dataset: str | None, backbone: str | None, seeds: int, root: list[str], settings: list[str],
-    out: Path, results: Path, export: Path | None, dry_run: bool,
+    names: list[str], which: tuple[str | None, str | None, Sequence[str]], seeds: int, means: Means,
+    export: Path | None, dry_run: bool,
 ) -> None:  # fmt: skip
     from roadmap.experiments.definitions import experiment, experiment_names, paper_names
-    from roadmap.experiments.reproduction import Means, note, prospect_lines, prospects, reasons, run_rows
+    from roadmap.experiments.reproduction import note, prospect_lines, prospects, reasons, run_rows
     from roadmap.experiments.results import all_outcomes
     from roadmap.experiments.verdicts import sheet_of, side_by_side
 
     if not names:
         say(f"{experiment(name).name:<15}{experiment(name).title}" for name in experiment_names())
         return
-    roots = dict(_pair(text) for text in root)
-    means = Means(roots, tuple(settings), out, results)
-    wanted = [experiment(name, dataset, backbone) for name in (paper_names() if names == ["all"] else names)]
+    wanted = [experiment(name, *which) for name in (paper_names() if names == ["all"] else names)]
     for one in wanted:
         found = prospects(one, seeds, means)
         say(["", one.heading, *prospect_lines(found)])
@@ -82,7 +93,7 @@ def _reproduce(
     if dry_run:
         return
     for one in wanted:
-        table = sheet_of(one, side_by_side(one, all_outcomes(results), reasons(results)))
+        table = sheet_of(one, side_by_side(one, all_outcomes(means.results), reasons(means.results)))
         say(["", table.text()])
         for ending in ("md", "tex", "csv", "html") if export is not None else ():
             table.write(Path(str(export)) / f"{one.name}.{ending}")

@@ -20,9 +20,9 @@ from roadmap.config.settings_checks import SettingError as SettingError
 from roadmap.config.settings_checks import known as known
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
-COMPILING = ("auto", "no", "default", "reduce-overhead", "max-autotune")
-POOLINGS = ("auto", "avg", "max", "gem", "token")
-PACKING = ("auto", "yes", "no")
+COMPILING = ("auto", "no", "blocks", "default", "reduce-overhead", "max-autotune")
+POOLINGS = ("auto", "avg", "max", "gem", "token", "both")
+PACKING = ("auto", "yes", "no", "compressed")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -41,7 +41,8 @@ class DataSettings:
         scale: range of the share of the area that a random crop keeps.
         ratio: range of its width / height.
         flip: probability of a horizontal flip.
-        pack: whether pictures are decoded once and kept ("auto": yes, unless a pack would be large and none is there).
+        pack: whether pictures are decoded once and kept ("auto": yes, unless a pack would be large and none is there;
+            compressed, where it would not fit the disk). "compressed" keeps JPEGs: a seventh of the disk, and lossy.
         side: shorter side of packed pictures; "auto": no smaller than `resize`.
         sampler: "m_per_class", or "category_pairs" (SOP's hard batches).
         batch_size: pictures in a batch, over all devices.
@@ -92,12 +93,15 @@ class ModelSettings:
     Attributes:
         name: "small_cnn" (built in, for small pictures), any name that timm knows, or "auto".
         weights: "random", "hub" (timm downloads them), the path of a .safetensors or .pth file, or "auto".
-        pooling: "avg", "max", "gem", "token" (class token), or "auto": what the backbone was trained with.
+        pooling: "avg", "max", "gem", "token" (class token), "both" (class token and mean of the patches, side by
+            side: twice as wide), or "auto": what the backbone was trained with.
         layer_norm: normalise the pooled features, without trained scale and shift, before the projection; or "auto".
         dim: dimensions of the linear projection; None for none.
         normalise: whether vectors have length 1 in training; false leaves them as long as they come, for losses that
             look at their length (cross_entropy, sec). Evaluated and deployed they always have length 1.
         freeze_batch_norm: keep the running statistics of BatchNorm as they came (its scale and shift still learn).
+        freeze_backbone: train the projection alone. Each picture goes through the backbone once, cut as for evaluation,
+            and what comes out is kept: no random crops, and steps that take a CPU a millisecond. Needs `dim`.
         drop_path: stochastic depth, where the backbone has it.
         drop_distillation: load a distilled transformer's weights into the plain one, dropping its distillation token.
         stride_first: of a ResNet with bottlenecks, halve the map in the first convolution of a stage (1 x 1, as He et
@@ -111,6 +115,7 @@ class ModelSettings:
     dim: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
     normalise: bool = True
     freeze_batch_norm: bool = False
+    freeze_backbone: bool = False
     drop_path: float = setting(0.0, limits.BELOW_1)
     drop_distillation: bool = False
     stride_first: bool = False
@@ -224,7 +229,9 @@ class HardwareSettings:
             processes. "auto": all GPUs of the machine.
         nodes: machines; more than one are started by torchrun or Slurm.
         precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, 32 elsewhere.
-        compile: torch.compile's mode, "no", or "auto": on a GPU when the run is long enough to pay for compiling.
+        compile: "blocks" for those that the network repeats, in seconds, its pass recorded as a CUDA graph; a mode of
+            torch.compile for the whole network, in a minute; "no"; or "auto": on a GPU blocks, where the run is long
+            enough to pay for it.
         channels_last: memory layout in which convolutions are faster.
         deterministic: refuse operations that differ from run to run.
         threads: of the CPU; None for torch's choice.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,23 +13,31 @@ import torch
 from PIL import Image
 
 from roadmap.config.settings import DataSettings, HardwareSettings, Settings
-from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, evaluation_batches
-from roadmap.data.pictures.packing import OnError
+from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, VectorPack, evaluation_batches
 from roadmap.data.pictures.policy import SIDE
+from roadmap.data.pictures.shards import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder.onnx_model import OnnxModel
+from roadmap.encoder.trunk import known_vectors
 from roadmap.encoder.vectors import embeddings_of, image_batches, vectors_of
 from roadmap.hardware import autocast_of, precision_of, repeatable, workers_of
 from roadmap.models import Retriever
+from roadmap.models.checkpoints import weights_digest
 from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
 
 BATCH = 256  # pictures that go through a model at once, where no run says otherwise
 LEAST_BATCH = 64  # a run that trains on small batches is evaluated in larger ones
+FROZEN_BATCH = 128  # of a frozen backbone: what is kept of it serves runs of every batch size, to the bit
 # What of a model's settings decides the vectors of pictures, beside its weights.
 DECIDING = ("name", "pooling", "layer_norm", "dim", "stride_first")
 
 Pictures: TypeAlias = Records | Sequence[str | Path] | Sequence[Image.Image]
+
+
+def batch_of(settings: Settings) -> int:
+    """How many pictures go through the model of a run at once, when it is evaluated: it can decide their last bits."""
+    return FROZEN_BATCH if settings.model.freeze_backbone else max(LEAST_BATCH, settings.data.batch_size)
 
 
 def centre_crop(data: DataSettings, model: Retriever) -> CentreCrop:
@@ -89,7 +95,7 @@ class Encoder:
             settings.hardware,
             device,
             name=settings.model.name,
-            batch=max(LEAST_BATCH, settings.data.batch_size),
+            batch=batch_of(settings),
             side=settings.data.side,
             workers=workers_of(settings.data, ranks),
             ranks=ranks,
@@ -152,18 +158,14 @@ class Encoder:
         if self._digest[0] != key:
             settings = {name: getattr(self.model.settings, name) for name in DECIDING}
             settings |= {"image": self.model.image, "mean": self.model.mean, "std": self.model.std}
-            found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-            for name, tensor in sorted(state.items()):
-                found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-            self._digest = key, found.hexdigest()
+            self._digest = key, weights_digest(state, settings)
         return self._digest[1]
 
     def embed(
         self,
         pictures: Pictures,
         *,
-        pack: Pack | None = None,
+        pack: Pack | VectorPack | None = None,
         on_error: OnError = "raise",
         progress: bool | None = None,
     ) -> Embeddings:
@@ -171,7 +173,8 @@ class Encoder:
 
         Args:
             pictures: Records, or a list of paths or of Pillow images, which have no labels (-1).
-            pack: that the pictures of Records are in, decoded; None decodes their files.
+            pack: that the pictures of Records are in, decoded, or what the backbone made of them; None decodes their
+                files. What is known of a frozen backbone takes its place, with the same bits.
             on_error: a picture that cannot be decoded: "raise", or "skip" it; `about["skipped"]` then says why.
             progress: show a bar; None: where a person watches and it takes long.
         """
@@ -180,6 +183,8 @@ class Encoder:
             if images and len(images) == len(pictures):
                 return self._embed_images(images, progress)
             pictures = records_of_paths(pictures)
+        if not isinstance(pack, VectorPack):
+            pack = known_vectors(self, pictures, pack, on_error) or pack
         batches = evaluation_batches(
             pictures,
             self.crop,

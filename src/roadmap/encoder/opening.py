@@ -14,7 +14,7 @@ import torch
 from roadmap.config.settings import DataSettings, HardwareSettings, ModelSettings, SettingError
 from roadmap.data import READERS, CentreCrop, Records, dataset
 from roadmap.data.pictures.policy import SIDE, needed_side
-from roadmap.encoder.encoder import BATCH, LEAST_BATCH, Encoder, centre_crop
+from roadmap.encoder.encoder import BATCH, Encoder, batch_of, centre_crop
 from roadmap.encoder.onnx_model import OnnxModel
 from roadmap.hardware import device_of, in_layout
 from roadmap.locations import check_root, checkpoint_of, run_around
@@ -94,7 +94,7 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
     device = _device(wanted.device, hardware.device)  # before the weights are read: it may not be there
     model, about = load_checkpoint(path)
     crop = _crop(model, None if settings is None else settings.data, about, wanted)
-    own_batch = BATCH if settings is None else max(LEAST_BATCH, settings.data.batch_size)
+    own_batch = BATCH if settings is None else batch_of(settings)
     if wanted.precision is not None:
         hardware = dataclasses.replace(hardware, precision=wanted.precision)
     return Encoder(

@@ -183,6 +183,9 @@ def _choose_pictures(choice: _Choice) -> None:
 def _choose_rate(choice: _Choice, transformer: bool) -> None:
     """The same on every machine: a rate belongs to a model and where its weights come from."""
     name = choice.settings.model.name
+    if choice.settings.model.freeze_backbone:
+        choice.set("a projection after a frozen backbone", optim__lr=1e-3)
+        return
     if choice.from_scratch:
         rate, why = (1e-2 if name == SMALL_CNN else 1e-3), "from scratch"
     else:

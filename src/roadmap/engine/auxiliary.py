@@ -133,6 +133,12 @@ def check_auxiliary(settings: Settings, given: Constructor | None) -> None:
             f"auxiliary={told} is in the settings, and {name_of(given).removeprefix(OUTSIDE)} was given beside them; "
             "a run has one auxiliary module",
         )
+    if settings.model.freeze_backbone:
+        raise SettingError(
+            "auxiliary",
+            "model.freeze_backbone=true keeps the pooled features alone, and an auxiliary module sees them before they "
+            "are pooled; set auxiliary=none, or model.freeze_backbone=false",
+        )
     if settings.data.parts is not None:
         raise SettingError(
             "data.chunk",

@@ -31,8 +31,7 @@ from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
+    from roadmap.engine.arithmetic import Arithmetic
     from roadmap.models import Retriever
 
 
@@ -55,7 +54,7 @@ class Display:
         splits: Splits,
         reasons: list[str],
         model: Retriever,
-        fabric: Fabric,
+        arithmetic: Arithmetic,
         ranks: Ranks = ALONE,
     ) -> None:
         data, weights = settings.data, sum(p.numel() for p in model.parameters()) / 1e6
@@ -75,7 +74,7 @@ class Display:
         batch = f"batches of {data.batch_size}, {data.per_class} of a class"
         epochs = f"{settings.epochs} epoch{'' if settings.epochs == 1 else 's'}"
         say(f"training   {epochs}, {batch}, {rates}, seed {settings.seed}")
-        say(f"device     {fabric.device}, precision {fabric.strategy.precision.precision}")
+        say(f"device     {arithmetic.device}, precision {arithmetic.precision}")
         if ranks.world > 1:
             say(f"processes  {processes_words(settings)}")
         say(f"best epoch {choice_words(settings, splits)}")

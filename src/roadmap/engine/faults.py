@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from roadmap.data.pictures.images import PictureError
+from roadmap.engine.compiling import Recorded
 
 if TYPE_CHECKING:
     from roadmap.engine.job import Job
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+MOMENTS = 2  # numbers that Adam keeps of each weight
 # safetensors is written in another language, and gives the system's error as text
 FULL_WORDS = re.compile(r"\(os error (28|122)\)|No space left on device|Disk quota exceeded")
 LOADER = re.compile(r"DataLoader worker \(pid")
@@ -90,7 +92,7 @@ def _full(error: BaseException, folder: Path) -> str:
 
 
 def _short_of_memory(error: torch.OutOfMemoryError, job: Job) -> str:
-    data, device = job.settings.data, job.fabric.device
+    data, device = job.settings.data, job.arithmetic.device
     tried = str(error).partition(". ")[0]
     said = (
         f"the memory of {device} is too small for {data.batch_size} pictures of {data.image} pixels in "
@@ -123,11 +125,13 @@ def fitting_pictures(job: Job, error: BaseException) -> int | None:
     if job.ranks.world > 1:
         return None
     traceback.clear_frames(error.__traceback__)
+    if isinstance(job.parts.model, Recorded):
+        job.parts.model.forget()
     number = job.settings.data.parts or job.settings.data.batch_size
     while (number := number // 2) > 1:
         job.parts.optimizer.zero_grad(set_to_none=True)
         gc.collect()
-        if job.fabric.device.type == "cuda":
+        if job.arithmetic.device.type == "cuda":
             torch.cuda.empty_cache()
         if _fits(job, number):
             return number
@@ -136,11 +140,15 @@ def fitting_pictures(job: Job, error: BaseException) -> int | None:
 
 def _fits(job: Job, number: int) -> bool:
     side, model = job.settings.data.image, job.state.model.train()
+    moving = [parameter for group in job.parts.optimizer.param_groups for parameter in group["params"]]
     try:
-        images = torch.zeros(number, 3, side, side, device=job.fabric.device)
-        with job.fabric.autocast():
+        # the optimiser's moments, which it has from its first step on
+        later = [] if job.parts.optimizer.state else [torch.empty_like(p) for p in moving for _ in range(MOMENTS)]
+        images = torch.zeros(number, 3, side, side, device=job.arithmetic.device)
+        with job.arithmetic.autocast():
             embeddings = model(images)
         embeddings.float().sum().backward()
+        del later
     except torch.OutOfMemoryError:
         return False
     return True

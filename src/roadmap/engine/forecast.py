@@ -11,6 +11,7 @@ import torch
 
 from roadmap.config.settings import Settings
 from roadmap.data import Records, fresh_pack
+from roadmap.data.pictures.compression import SMALLER
 from roadmap.engine.auto import WARNING, median_side, resolve
 from roadmap.engine.auxiliary import check_auxiliary
 from roadmap.engine.joining import hardware_here
@@ -69,10 +70,14 @@ class Plan:
             *([f"processes  {processes_words(self.settings)}"] if self.processes > 1 else []),
             *(f"  - {reason}" for reason in self.reasons if not reason.startswith(WARNING)),
             f"time       about {duration(self.seconds)} (an estimate: {self.rate:,.0f} pictures a second, tried on a "
-            f"batch here{self._together()}; reading pictures and evaluations are not counted)",
+            f"batch here{self._together()}; {self._uncounted()} and evaluations are not counted)",
             f"disk       about {_size(self.disk)} (an estimate)",
             "Nothing was written. Leave out --dry-run to start.",
         ]
+
+    def _uncounted(self) -> str:
+        once = "putting each picture through the backbone, where that is not kept yet"
+        return once if self.settings.model.freeze_backbone else "reading pictures"
 
     def _together(self) -> str:
         if self.processes == 1:
@@ -95,9 +100,10 @@ def plan(settings: Settings) -> Plan:
     pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
     disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
     for part in {(part.name, part.root): part for part in (records, *splits.tests)}.values():
-        if settings.data.pack != "no" and fresh_pack(part, settings.data.side) is None:
+        compressed = settings.data.pack == "compressed"
+        if settings.data.pack != "no" and fresh_pack(part, settings.data.side, compressed=compressed) is None:
             side = min(settings.data.side, median_side(part, part.name))  # smaller pictures are kept as they are
-            disk += 4 * len(part) * side**2  # at a width of 4/3 of the height
+            disk += 4 * len(part) * side**2 // (SMALLER if compressed else 1)  # at a width of 4/3 of the height
     steps = settings.epochs * sampler.batches
     return Plan(settings, [*reasons, *drawn], pictures, steps, disk, _rate(model, settings))
 
@@ -107,9 +113,10 @@ def _rate(model: Retriever, settings: Settings) -> float:
     device = device_of(settings.hardware.device)
     model, dtype = model.to(device), autocast_of(settings.hardware, device)
     image, count = settings.data.image, settings.data.parts or settings.data.batch_size
-    if device.type != "cuda":
+    frozen = settings.model.freeze_backbone
+    if device.type != "cuda" and not frozen:  # vectors are small
         count = min(count, TRIED * max(1, round((224 / image) ** 2)))
-    images = torch.randn(count, 3, image, image, device=device)
+    images = torch.randn(count, *((model.width,) if frozen else (3, image, image)), device=device)
     taken = 0.0
     for _ in range(2):
         began = time.perf_counter()

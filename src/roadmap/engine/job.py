@@ -8,16 +8,16 @@ from functools import partial
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from roadmap.config.settings import SettingError, Settings
 from roadmap.data import CategoryPairs, MPerClass, Records
+from roadmap.engine.arithmetic import Arithmetic
 from roadmap.engine.auxiliary import Auxiliary, Constructor, auxiliary_of
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of
+from roadmap.engine.compiling import Compiling, compiling_of, loading_compiler, runnable_model
 from roadmap.engine.display import Display
-from roadmap.engine.hardware import runnable_model
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.passes import chunk_note, passes_of
 from roadmap.engine.pictures import Pictures
@@ -41,7 +41,7 @@ class Job:
     """A run under way: what it works with, and the state that changes."""
 
     settings: Settings
-    fabric: Fabric
+    arithmetic: Arithmetic
     splits: Splits
     sampler: MPerClass | CategoryPairs
     pictures: Pictures
@@ -85,7 +85,7 @@ class Job:
             return
         train, model = self.splits.train, self.state.model
         assert isinstance(model, Retriever)
-        labels = torch.from_numpy(train.labels).to(self.fabric.device)
+        labels = torch.from_numpy(train.labels).to(self.arithmetic.device)
         vectors = partial(self.pictures.vectors, model, train)
         self.parts.auxiliary.prepare(epoch, labels, vectors, self.settings.seed)
 
@@ -121,7 +121,7 @@ class Job:
 
 def job_of(
     settings: Settings,
-    fabric: Fabric,
+    arithmetic: Arithmetic,
     splits: Splits,
     sampler: MPerClass | CategoryPairs,
     model: Retriever,
@@ -134,32 +134,42 @@ def job_of(
     """Everything a run works with, put together; pictures are packed now, if they are to be."""
     if ranks.world > 1 and not settings.model.freeze_batch_norm:
         _check_chunks(settings, share_statistics(model))
-    model = in_layout(model.to(fabric.device), settings.hardware)
-    # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
-    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    model = in_layout(model.to(arithmetic.device), settings.hardware)
     told = _told(splits.train, model)
     loss, beside = _loss(settings, told), auxiliary_of(settings, auxiliary, told)
     for part in (loss, beside):
         if part is not None:
-            part.to(fabric.device)
-    optimizer = optimiser(model, loss, settings.optim, fabric.device.type == "cuda" and scaler is None, beside)
+            part.to(arithmetic.device)
+    # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
+    fused = arithmetic.device.type == "cuda" and arithmetic.scaler is None
+    optimizer = optimiser(model, loss, settings.optim, fused, beside)
     average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
     by_paths = bool(getattr(loss, "takes_paths", False))
-    pictures = Pictures(settings, model, fabric.device, display.quiet, ranks, levels=by_paths)
+    pictures = Pictures(settings, model, arithmetic.device, display.quiet, ranks, levels=by_paths)
     compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
     others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
     others |= _holding({"loss": loss, "auxiliary": beside})
     if isinstance(compare, BatchAndMemory):
         others["memory"] = compare
     comparing: Compare = ByPaths(compare, splits.train, settings.loss["name"]) if by_paths else compare
-    state = TrainState(model, optimizer, scaler, average, copy.deepcopy(model), parts=others)
-    runnable = runnable_model(model, settings.hardware, fabric.device, settings.epochs * sampler.batches)
-    wrapped, wrapped_optimizer = fabric.setup(runnable, optimizer)
+    state = TrainState(model, optimizer, arithmetic.scaler, average, copy.deepcopy(model), parts=others)
+    steps, frozen = settings.epochs * sampler.batches, settings.model.freeze_backbone
+    compiling = Compiling("no") if frozen else compiling_of(model, settings.hardware, arithmetic.device, steps)
+    loading = loading_compiler(compiling.mode)
+    for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
+        display.console.print(f"  - {pictures.open_pack(everything)}")
+    if frozen:
+        display.console.print(f"  - {pictures.keep_vectors(model, splits)}")
+    if loading is not None:
+        loading.join()
+    # what is recorded has one shape, asks for vectors alone, and no other process has a part in it
+    recorded = settings.data.parts is None and beside is None and ranks.world == 1
+    runnable = runnable_model(model, compiling.mode, recorded)
     parts = Parts(
-        fabric,
-        wrapped,
-        wrapped_optimizer,
-        passes_of(fabric, wrapped, settings.hardware.channels_last, settings.data.parts, beside is not None),
+        arithmetic,
+        runnable,
+        optimizer,
+        passes_of(arithmetic, runnable, pictures.channels_last, settings.data.parts, beside is not None),
         comparing,
         schedule(settings.optim, settings.epochs, sampler.batches),
         settings.optim.clip,
@@ -168,12 +178,12 @@ def job_of(
         None if beside is None else Auxiliary(beside, ranks),
         round(settings.optim.head_first * sampler.batches),
     )
+    if compiling.why:
+        display.console.print(f"  - {compiling.why}")
     if settings.data.parts is not None:
         note = chunk_note(model, settings.data.parts, settings.model.freeze_batch_norm)
         display.console.print(f"  - {note}")
-    for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
-        display.console.print(f"  - {pictures.open_pack(everything)}")
-    return Job(settings, fabric, splits, sampler, pictures, state, parts, run, display, signals or Signals(), ranks)
+    return Job(settings, arithmetic, splits, sampler, pictures, state, parts, run, display, signals or Signals(), ranks)
 
 
 def _check_chunks(settings: Settings, model: nn.Module) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from roadmap.engine.arithmetic import Arithmetic
 from roadmap.features import Features
 from roadmap.losses.two_pass import chunked_embeddings
 
@@ -39,70 +39,74 @@ class OnePass:
     """The whole batch at once, with its graph in memory from `embed` to `pull_back`.
 
     Args:
-        fabric: brings the precision, and scales the gradients of float16.
-        model: as `fabric.setup` gave it.
+        arithmetic: brings the precision, and scales the gradients of float16.
+        model: to train.
         layout: of the pictures in memory, to match the weights.
         whole: keep the features that the vectors were pooled from.
     """
 
     def __init__(
         self,
-        fabric: Fabric,
+        arithmetic: Arithmetic,
         model: nn.Module,
         layout: torch.memory_format = torch.preserve_format,
         whole: bool = False,
     ) -> None:
-        self.fabric, self.model, self.layout, self.whole = fabric, model, layout, whole
+        self.arithmetic, self.model, self.layout, self.whole = arithmetic, model, layout, whole
         self.features: Features | None = None
 
     def embed(self, images: Images) -> Tensor:
         if not isinstance(images, Tensor):
             raise TypeError("one pass needs the whole batch in one tensor; for chunks take TwoPasses")
         images = images.to(memory_format=self.layout)
-        if not self.whole:
-            embeddings: Tensor = self.model(images)
-            return embeddings
-        found: Features = self.model(images, whole=True)
+        with self.arithmetic.autocast():
+            if not self.whole:
+                embeddings: Tensor = self.model(images)
+                return embeddings
+            found: Features = self.model(images, whole=True)
         self.features = found
         return found.embedding
 
     def pull_back(self, loss: Tensor) -> None:
         self.features = None
-        self.fabric.backward(loss)
+        self.arithmetic.pull_back(loss)
 
 
 class TwoPasses:
     """The batch in chunks: embedded without a graph, and again, with one, when the loss's gradient is there.
 
     Args:
-        fabric, model, layout: as for `OnePass`.
+        arithmetic, model, layout: as for `OnePass`.
         chunk: pictures that go through the model together, at most.
     """
 
     features: Features | None = None  # of a chunk at a time, which no auxiliary module can compare
 
     def __init__(
-        self, fabric: Fabric, model: nn.Module, chunk: int, layout: torch.memory_format = torch.preserve_format
+        self, arithmetic: Arithmetic, model: nn.Module, chunk: int, layout: torch.memory_format = torch.preserve_format
     ) -> None:
-        self.fabric, self.model, self.chunk, self.layout = fabric, model, chunk, layout
+        self.arithmetic, self.model, self.chunk, self.layout = arithmetic, model, chunk, layout
 
     def embed(self, images: Images) -> Tensor:
         def chunks() -> Iterable[Tensor]:
             parts = [images] if isinstance(images, Tensor) else images
             return (part.to(memory_format=self.layout) for part in parts)
 
-        return chunked_embeddings(self.model, chunks, self.chunk)
+        with self.arithmetic.autocast():
+            return chunked_embeddings(self.model, chunks, self.chunk)
 
     def pull_back(self, loss: Tensor) -> None:
-        self.fabric.backward(loss)
+        self.arithmetic.pull_back(loss)
 
 
-def passes_of(fabric: Fabric, model: nn.Module, channels_last: bool, chunk: int | None, whole: bool = False) -> Passes:
+def passes_of(
+    arithmetic: Arithmetic, model: nn.Module, channels_last: bool, chunk: int | None, whole: bool = False
+) -> Passes:
     """One pass, or two where the batch comes in chunks; `whole`: with features, which two passes do not have."""
     layout = torch.channels_last if channels_last else torch.preserve_format
     if chunk is None:
-        return OnePass(fabric, model, layout, whole)
-    return TwoPasses(fabric, model, chunk, layout)
+        return OnePass(arithmetic, model, layout, whole)
+    return TwoPasses(arithmetic, model, chunk, layout)
 
 
 def chunk_note(model: nn.Module, chunk: int, frozen: bool) -> str:

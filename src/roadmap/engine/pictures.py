@@ -17,14 +17,18 @@ from roadmap.data import (
     Pack,
     RandomCrop,
     Records,
+    VectorPack,
     evaluation_batches,
     pack_for,
     training_batches,
 )
-from roadmap.data.pictures.packing import OnError
+from roadmap.data.pictures.shards import OnError
 from roadmap.encoder import Encoder, centre_crop
+from roadmap.encoder.trunk import vector_pack
 from roadmap.encoder.vectors import vectors_of, vectors_of_all
+from roadmap.engine.splits import Splits
 from roadmap.evaluation import Evaluation, evaluate, measured_on
+from roadmap.evaluation.protocol import records_to_search
 from roadmap.features import Features
 from roadmap.hardware import autocast_of, repeatable, workers_of
 from roadmap.models import Retriever
@@ -72,13 +76,27 @@ class Pictures:
         self.centre = centre_crop(data, model)
         self.skipped: dict[str, str] = {}
         self._packs: dict[tuple[str, Path], Pack | None] = {}  # tables can lie side by side in one folder
+        self._vectors: dict[tuple[str, Path], VectorPack] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The pictures that were skipped: a resumed run may not meet all of them again."""
-        return {"skipped": dict(self.skipped)}
+        """The pictures that were skipped: a resumed run may not meet all of them again; and what is lossy in what the
+        others are read from."""
+        return {"skipped": dict(self.skipped), "lossy": self._lossy()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        then, now = state_dict.get("lossy", []), self._lossy()  # older runs knew of no compressed packs
+        if then != now:
+            raise ValueError(
+                f"the run began with {_pixels(then)}, and now there are {_pixels(now)}: it would go on with others. "
+                f"data.pack={'compressed' if then else 'yes or data.pack=no'} reads them as they were, from the pack "
+                "that was made then"
+            )
         self.skipped.update(state_dict["skipped"])
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether what is delivered has channels that the hardware is to have last."""
+        return self.settings.hardware.channels_last and not self.settings.model.freeze_backbone
 
     def open_pack(self, everything: Records) -> str:
         """Opens the pack of a dataset, or makes it, before its splits are asked for; says what will be read."""
@@ -89,9 +107,36 @@ class Pictures:
             )
         return said
 
+    def _lossy(self) -> list[str]:
+        return sorted({pack.lossy for pack in self._packs.values() if pack is not None and pack.lossy})
+
     def _pack(self, records: Records) -> Pack | None:
         whole = self._packs.get((records.name, records.root))
         return None if whole is None else whole.of(records)
+
+    def _input(self, records: Records) -> Pack | VectorPack | None:
+        """What the model is trained on: their vectors, where its backbone is frozen, else their pack."""
+        vectors = self._vectors.get((records.name, records.root))
+        return self._pack(records) if vectors is None else vectors.of(records)
+
+    def keep_vectors(self, model: Retriever, splits: Splits) -> str:
+        """Of a model whose backbone is frozen: what it makes of every picture is computed, or found in the cache, and
+        read in the place of pictures from then on; says so."""
+        searched = [records_to_search(part).evaluation() for part in (splits.val, *splits.tests) if part is not None]
+        parts = [splits.train, *(part for pair in searched for part in pair if part is not None)]
+        for where in {(part.name, part.root): None for part in parts}:
+            self._vectors[where] = vector_pack(
+                Encoder.of(model, self.settings, self.device, self.ranks),
+                [part for part in parts if (part.name, part.root) == where],
+                self._packs.get(where),
+                on_error_of(self.settings.data),
+                False if self.quiet else None,
+            )
+        count = sum(len(vectors) for vectors in self._vectors.values())
+        return (
+            f"the backbone is frozen: each of {count:,} pictures went through it once, cut as for evaluation; "
+            "there are no random crops"
+        )
 
     def training(self, train: Records, sampler: MPerClass | CategoryPairs) -> Batches:
         data = self.settings.data
@@ -99,7 +144,7 @@ class Pictures:
             train,
             sampler,
             self.random,
-            self._pack(train),
+            self._input(train),
             self.device,
             self.settings.seed,
             workers_of(data, self.ranks),
@@ -118,10 +163,11 @@ class Pictures:
             records: with test pictures, or queries and a gallery.
             nearest: how many neighbours of each query are kept.
         """
+        where = records.name, records.root
         found = evaluate(
             Encoder.of(model, self.settings, self.device, self.ranks),
             records,
-            pack=self._packs.get((records.name, records.root)),
+            pack=self._vectors.get(where, self._packs.get(where)),
             on_error=on_error_of(self.settings.data),
             nearest=nearest,
             progress=False if self.quiet else None,
@@ -169,6 +215,10 @@ class Pictures:
         images = torch.cat([batch.images for batch in batches])
         mean, std = (images.new_tensor(values)[:, None, None] for values in (self.centre.mean, self.centre.std))
         return images * std + mean
+
+
+def _pixels(lossy: list[str]) -> str:
+    return f"a compressed pack ({', '.join(lossy)})" if lossy else "the pixels of the files"
 
 
 class _Described(nn.Module):

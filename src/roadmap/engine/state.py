@@ -123,6 +123,14 @@ class TrainState:
         self.load_state_dict(load_values(Path(path)))
 
 
+def last_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Of a saved state: the weights that an evaluation after its last step looked at, averaged where it averages."""
+    held = load_values(Path(path))["stateful"]
+    if "average" not in held:
+        return dict(held["model"])
+    return {name.removeprefix("model."): value for name, value in held["average"].items()}
+
+
 def _random_state() -> dict[str, Any]:
     """Of dropout and stochastic depth; batches and crops have none."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from roadmap.data import Batch, ChunkedBatch
 from roadmap.data.randomness import raw_bits
+from roadmap.engine.arithmetic import Arithmetic
 from roadmap.engine.auxiliary import Auxiliary
 from roadmap.engine.comparing import Compare
 from roadmap.engine.optimiser import Schedule, set_rates
@@ -27,8 +27,8 @@ class Parts:
     """What a step works with and does not change.
 
     Attributes:
-        fabric: the engine.
-        model: and its optimiser, as the engine wrapped them.
+        arithmetic: the device and the precision.
+        model: to train, which may be compiled.
         optimizer: of the model, and of the weights of the loss and of the auxiliary module.
         passes: how a batch goes through the model, and how the gradient comes back.
         compare: who is compared with whom, and what that costs.
@@ -40,7 +40,7 @@ class Parts:
         head_first: steps in which the backbone rests.
     """
 
-    fabric: Fabric
+    arithmetic: Arithmetic
     model: nn.Module
     optimizer: torch.optim.Optimizer
     passes: Passes
@@ -77,8 +77,8 @@ def step(state: TrainState, batch: Batch | ChunkedBatch, parts: Parts) -> Outcom
         loss = loss + parts.auxiliary(parts.passes.features, batch.labels, batch.indices)
     parts.passes.pull_back(loss)
     parts.ranks.average_gradients(p for group in parts.optimizer.param_groups for p in group["params"])
-    norm = _gradient_norm(state, parts)
-    parts.optimizer.step()
+    norm = parts.arithmetic.norm(parts.optimizer, parts.clip)
+    parts.arithmetic.move(parts.optimizer)
     parts.optimizer.zero_grad(set_to_none=True)
     if state.average is not None:
         state.average.update(state.model, state.step)
@@ -91,14 +91,3 @@ def _draw_apart(step: int, parts: Parts) -> None:
     """Dropout differs between processes, and follows from the step: there is no random state of each to be saved."""
     if parts.ranks.world > 1:
         torch.manual_seed(int(raw_bits(1, parts.seed, DRAWS, step, parts.ranks.rank)[0]) >> 1)
-
-
-def _gradient_norm(state: TrainState, parts: Parts) -> Tensor:
-    """Of all gradients, the loss's own weights among them, before they are clipped, if they are."""
-    if parts.clip is None and state.scaler is None:  # nothing to change: one pass over the gradients less
-        moving = [parameter for group in parts.optimizer.param_groups for parameter in group["params"]]
-        return torch.nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
-    limit = math.inf if parts.clip is None else parts.clip
-    norm = parts.fabric.clip_gradients(parts.model, parts.optimizer, max_norm=limit, error_if_nonfinite=False)
-    assert norm is not None
-    return norm

@@ -13,12 +13,12 @@ import torch
 
 from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
+from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.auto import resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
 from roadmap.engine.comparing import tree_of
 from roadmap.engine.display import Display
 from roadmap.engine.faults import explain_failures
-from roadmap.engine.hardware import engine_of
 from roadmap.engine.job import Job, check_dims, job_of
 from roadmap.engine.joining import Place, hardware_at, place_here, ranks_at
 from roadmap.engine.launching import launch
@@ -85,7 +85,7 @@ def _new_job(
     _check_pictures(splits, ranks)
     # batches that cannot be made leave no folder behind
     sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
-    fabric = engine_of(settings.hardware, ranks)
+    arithmetic = arithmetic_of(settings.hardware, ranks, settings.model.freeze_backbone)
     torch.manual_seed(settings.seed)
     with ranks.turns():  # one fetches the weights
         model = retriever(settings.model, settings.data.image)
@@ -97,8 +97,8 @@ def _new_job(
         at_the_end.callback(display.close)
         signals.folder = run.folder
         _store_division(run, splits.everything, found)
-    display.start(run.folder, settings, splits, [*reasons, *drawn], model, fabric, ranks)
-    return job_of(settings, fabric, splits, sampler, model, run, display, signals, ranks, auxiliary)
+    display.start(run.folder, settings, splits, [*reasons, *drawn], model, arithmetic, ranks)
+    return job_of(settings, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
 
 
 def _check_pictures(splits: Splits, ranks: Ranks) -> None:
@@ -173,13 +173,13 @@ def _stopped_job(
     if not has_state:
         _store_division(run, splits.everything, found)
     longer = settings if epochs is None else _with_epochs(settings, epochs)
-    fabric = engine_of(settings.hardware, ranks)
+    arithmetic = arithmetic_of(settings.hardware, ranks, settings.model.freeze_backbone)
     torch.manual_seed(settings.seed)
     # a saved state brings the weights: the file they first came from is not needed again
     start = dataclasses.replace(settings.model, weights="random") if has_state else settings.model
     model = retriever(start, settings.data.image)
-    display.start(run.folder, longer, splits, changes, model, fabric, ranks)
-    job = job_of(longer, fabric, splits, sampler, model, run, display, signals, ranks, auxiliary)
+    display.start(run.folder, longer, splits, changes, model, arithmetic, ranks)
+    job = job_of(longer, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
     if has_state:
         job.load()
     else:

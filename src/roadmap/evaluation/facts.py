@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from roadmap.data import UNLABELLED, Pack, Records
+from roadmap.data import UNLABELLED, Pack, Records, VectorPack
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
 
@@ -30,7 +30,7 @@ def facts_of_model(
     encoder: Encoder,
     records: Records,
     parts: Sequence[Embeddings],
-    pack: Pack | None,
+    pack: Pack | VectorPack | None,
     ks: Sequence[int] | None,
     ties: str,
     notes: Sequence[str],
@@ -50,7 +50,7 @@ def facts_of_model(
         "data": {
             "name": records.name,
             "root": str(records.root.resolve()),
-            "read": "files, decoded" if pack is None else f"pack of side {pack.side}, {pack.folder}",
+            "read": "files, decoded" if pack is None else pack.origin,
             "queries": len(queries),
             "gallery": None if gallery is None else len(gallery),
             "classes": class_count(records.evaluation()[0]),

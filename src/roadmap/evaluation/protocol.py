@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from roadmap.config.settings import SettingError
-from roadmap.data import Pack, Records, Tree
-from roadmap.data.pictures.packing import OnError
+from roadmap.data import Pack, Records, Tree, VectorPack
+from roadmap.data.pictures.shards import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
 from roadmap.evaluation.degrees import Measures, graded_measures, measured_on, measures_by_dimensions
@@ -70,7 +70,7 @@ def evaluate(
     ks: Sequence[int] | None = None,
     ties: Ties = "pessimistic",
     truth: GroundTruth | None = None,
-    pack: Pack | None = None,
+    pack: Pack | VectorPack | None = None,
     on_error: OnError = "raise",
     nearest: int = NEAREST,
     memory: int = MEMORY,
@@ -89,7 +89,7 @@ def evaluate(
         ks: the k of Recall@k; None for the dataset's own.
         ties: equal scores count against the query ("pessimistic"), or in the mean over their orders ("mean").
         truth: of embeddings: the ground truth of the revisited Oxford or Paris pictures.
-        pack: for an encoder: decoded pictures.
+        pack: for an encoder: decoded pictures, or what its backbone made of them.
         on_error: for an encoder: a picture that cannot be decoded, "raise" or "skip".
         nearest: how many neighbours of each query are kept.
         memory: bytes to work in.

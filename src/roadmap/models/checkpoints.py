@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,15 @@ from roadmap.models.network import Retriever, untrained_retriever
 from roadmap.models.weight_files import WeightsError
 
 FORMAT, VERSION = "roadmap-retriever", 1
+
+
+def weights_digest(state: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """A hash of weights by name, and of plain settings that decide what comes of them."""
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in sorted(state.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def save_checkpoint(path: str | Path, model: Retriever, about: dict[str, Any]) -> None:

@@ -44,7 +44,8 @@ def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
 class Retriever(nn.Module):
     """Images (B, 3, S, S), normalised by `mean` and `std` -> unit vectors (B, dim), float32 under autocast too.
 
-    In training they are as long as they come where the settings say `normalise=False`.
+    In training they are as long as they come where the settings say `normalise=False`. What `trunk` made of images
+    earlier, (B, width), takes their place: a frozen backbone need not see a picture twice.
 
     What comes after the backbone is float32: losses tell scores apart that bfloat16 rounds together.
 
@@ -53,6 +54,7 @@ class Retriever(nn.Module):
         image: side of the pictures it was made for.
         mean, std: per channel, what the backbone expects pictures to be normalised by.
         dim: dimensions of the vectors.
+        width: of what comes before LayerNorm and projection.
         channels: of the features before they are pooled; None where only the backbone knows how they are laid out.
     """
 
@@ -66,27 +68,58 @@ class Retriever(nn.Module):
         self.backbone = backbone
         self.pooling = _pooling(backbone, settings, self._layout)
         with torch.no_grad():
-            width = self.eval()._pooled(trial).shape[-1]
-        self.layer_norm = nn.LayerNorm(width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
-        self.projection = nn.Identity() if settings.dim is None else nn.Linear(width, settings.dim)
-        self.dim: int = settings.dim or width
+            self.width: int = self.eval()._pooled(trial).shape[-1]
+        self.layer_norm = nn.LayerNorm(self.width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
+        self.projection = nn.Identity() if settings.dim is None else nn.Linear(self.width, settings.dim)
+        self.dim: int = settings.dim or self.width
+        if settings.freeze_backbone:
+            self._freeze_trunk()
         self.train()
 
     def forward(self, images: Tensor, whole: bool = False) -> Tensor | Features:
         """The vectors; `whole`: with the features that they were pooled from."""
+        if images.ndim == 2 and images.shape[1] == self.width and not whole:
+            return self._head(images)
+        found = self._features(images)
+        with torch.autocast(images.device.type, enabled=False):
+            vectors = self._head(self._pooled(found))
+        return self._layout.features(vectors, found) if whole else vectors
+
+    def trunk(self, images: Tensor) -> Tensor:
+        """(B, width), float32: what the backbone makes of images, pooled."""
+        found = self._features(images)
+        with torch.autocast(images.device.type, enabled=False):
+            return self._pooled(found)
+
+    def _features(self, images: Tensor) -> Any:
+        """What the backbone makes of images, float32."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be of shape (B, 3, S, S), got {tuple(images.shape)}")
         found = features(self.backbone, images)
-        with torch.autocast(images.device.type, enabled=False):
-            found = found.float() if isinstance(found, Tensor) else [part.float() for part in found]
-            vectors = self.projection(self.layer_norm(self._pooled(found)))
-            if self.settings.normalise or not self.training:
-                vectors = F.normalize(vectors, dim=1)
-        return self._layout.features(vectors, found) if whole else vectors
+        return found.float() if isinstance(found, Tensor) else [part.float() for part in found]
+
+    def _head(self, pooled: Tensor) -> Tensor:
+        """(B, width) -> (B, dim)."""
+        with torch.autocast(pooled.device.type, enabled=False):
+            vectors: Tensor = self.projection(self.layer_norm(pooled))
+            return F.normalize(vectors, dim=1) if self.settings.normalise or not self.training else vectors
+
+    def _freeze_trunk(self) -> None:
+        if self.settings.dim is None:
+            raise SettingError(
+                "model.dim",
+                "model.freeze_backbone=true trains the projection alone, and there is none: give its dimensions, such "
+                f"as model.dim={min(512, self.width)}, or set model.freeze_backbone=false",
+            )
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith("projection."))
 
     def train(self, mode: bool = True) -> Retriever:
-        """Training or evaluation mode; frozen BatchNorm keeps using the statistics it came with in both."""
+        """Training or evaluation mode; what is frozen does in both what it does in evaluation: BatchNorm uses the
+        statistics it came with, nothing is dropped."""
         super().train(mode)
+        if self.settings.freeze_backbone:
+            self.backbone.eval()
         if self.settings.freeze_batch_norm:
             for module in self.modules():
                 if isinstance(module, _BatchNorm):
@@ -125,8 +158,9 @@ class Retriever(nn.Module):
         if isinstance(self.backbone, SmallCNN):
             return vectors
         # What some backbones do after their pooling (ConvNeXt and averaging ViTs: a LayerNorm) belongs to them.
-        cell = self._layout.single_cell(vectors)
-        return self.backbone.forward_head(cell, pre_logits=True)  # type: ignore[operator, no-any-return]
+        parts = vectors.chunk(2, dim=1) if self.pooling.kind == "both" else (vectors,)
+        cells = map(self._layout.single_cell, parts)
+        return torch.cat([self.backbone.forward_head(cell, pre_logits=True) for cell in cells], dim=1)  # type: ignore[operator]
 
 
 def _pooling(backbone: nn.Module, settings: ModelSettings, where: Layout) -> Pooling | None:
@@ -143,7 +177,7 @@ def _pooling(backbone: nn.Module, settings: ModelSettings, where: Layout) -> Poo
     if kind == "auto":
         return None
     if kind not in where.poolings:
-        why = "has no class token" if kind == "token" else "gives features that only it knows how to pool"
+        why = "has no class token" if kind in ("token", "both") else "gives features that only it knows how to pool"
         raise SettingError(
             "model.pooling",
             f"model.pooling={kind} is not possible: {settings.name} {why}; allowed: {', '.join(where.poolings)}",

@@ -28,7 +28,11 @@ class Layout:
     @property
     def poolings(self) -> tuple[str, ...]:
         """The poolings that make sense here."""
-        return ("auto", *(("avg", "max", "gem") if self.cells else ()), *(("token",) if self.class_token else ()))
+        return (
+            "auto",
+            *(("avg", "max", "gem") if self.cells else ()),
+            *(("token", "both") if self.class_token else ()),
+        )
 
     def patches(self, features: Tensor) -> Tensor:
         """The features without prefix tokens."""
@@ -64,7 +68,7 @@ class Pooling(nn.Module):
     """Features in a layout -> (B, C).
 
     Args:
-        kind: "avg", "max", "gem" or "token".
+        kind: "avg", "max", "gem", "token", or "both": the class token and the mean of the patches, side by side.
         layout: of the features.
     """
 
@@ -78,6 +82,8 @@ class Pooling(nn.Module):
         if self.kind == "token":
             return features[:, 0]
         patches, cells = self.layout.patches(features), self.layout.cells
+        if self.kind == "both":
+            return torch.cat([features[:, 0], patches.mean(cells)], dim=1)
         if self.kind == "avg":
             return patches.mean(cells)
         if self.kind == "max":

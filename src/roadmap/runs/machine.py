@@ -19,7 +19,6 @@ PACKAGES = (
     "torchvision",
     "timm",
     "triton",
-    "lightning-fabric",
     "hydra-core",
     "numpy",
     "pillow",

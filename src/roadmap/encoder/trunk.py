@@ -1,0 +1,165 @@
+"""What a frozen backbone makes of pictures: computed once, and kept for every later run and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from roadmap.data import Pack, Records, VectorPack, evaluation_batches, picture_key
+from roadmap.data.pictures.packs import cache_folder, index_name, source_stamp
+from roadmap.data.pictures.shards import OnError
+from roadmap.data.pictures.vectors import NONE
+from roadmap.embeddings import Embeddings
+from roadmap.encoder.vectors import embeddings_of
+from roadmap.hardware import autocast_of, repeatable
+from roadmap.models import Retriever
+from roadmap.models.checkpoints import weights_digest
+
+if TYPE_CHECKING:
+    from roadmap.encoder.encoder import Encoder
+
+# What of a model's settings decides what its backbone gives, beside the weights.
+DECIDING = ("name", "pooling", "stride_first")
+
+
+class Trunk(nn.Module):
+    """A network up to where its projection begins."""
+
+    def __init__(self, model: Retriever) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.trunk(images)
+
+
+def vector_pack(
+    encoder: Encoder,
+    parts: Iterable[Records],
+    pack: Pack | None = None,
+    on_error: OnError = "raise",
+    progress: bool | None = None,
+) -> VectorPack:
+    """What the backbone makes of pictures, cut as for evaluation and in the batches of an evaluation, so that the
+    projection of them has the bits that the whole network gives.
+
+    Args:
+        encoder: of a run, with its frozen model.
+        parts: pictures of one dataset that are embedded together: a split, queries, a gallery.
+        pack: that the pictures of all parts are in, decoded; None decodes their files.
+        on_error: a picture that cannot be decoded: "raise", or "skip".
+        progress: show a bar; None: where a person watches and it takes long.
+    """
+    return _joined([_vectors(encoder, _distinct(records), pack, on_error, progress) for records in parts])
+
+
+def known_vectors(encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError) -> VectorPack | None:
+    """What was kept of these pictures; None where nothing was, or the backbone is not frozen."""
+    if encoder.flip or not isinstance(encoder.model, Retriever) or not encoder.model.settings.freeze_backbone:
+        return None
+    known = _known(_path(encoder, _distinct(records), pack), on_error)
+    if encoder.ranks.largest(int(known is None))():  # processes on other machines may not see the file
+        return None
+    assert known is not None
+    return _joined([known])
+
+
+def _joined(found: Sequence[Embeddings]) -> VectorPack:
+    rows: dict[str, int] = {}
+    failures: dict[str, str] = {}
+    first = 0
+    for part in found:
+        assert part.ids is not None
+        rows |= {key: first + i for i, key in enumerate(part.ids)}
+        failures |= part.about["skipped"]
+        first += len(part)
+    keys = (*rows, *failures)
+    places = np.asarray([rows.get(key, NONE) for key in keys], dtype=np.int64)
+    vectors = np.concatenate([part.vectors.cpu().numpy() for part in found])
+    return VectorPack(keys, places, vectors, failures, f"vectors of the frozen backbone, {home()}")
+
+
+def _distinct(records: Records) -> Records:
+    """Every picture once, where a list names some of them again."""
+    first = {picture_key(records, i): i for i in reversed(range(len(records)))}
+    return records if len(first) == len(records) else records.select(sorted(first.values()))
+
+
+def home() -> Path:
+    """Where they are kept. A file is named by what it was made of: it never grows old, and may be deleted any time."""
+    return cache_folder() / "vectors"
+
+
+def _path(encoder: Encoder, records: Records, pack: Pack | None) -> Path:
+    return home() / f"{_digest(encoder, records, pack)}.safetensors"
+
+
+def _vectors(
+    encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError, progress: bool | None
+) -> Embeddings:
+    """From their file, or computed and written there."""
+    path = _path(encoder, records, pack)
+    known = _known(path, on_error)
+    if not encoder.ranks.largest(int(known is None))():  # as above
+        assert known is not None
+        return known
+    found = _computed(encoder, records, pack, on_error, progress)
+    if encoder.ranks.first:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path)
+    return found
+
+
+def _known(path: Path, on_error: OnError) -> Embeddings | None:
+    try:
+        found = Embeddings.load(path)
+    except (FileNotFoundError, ValueError):  # not there, or damaged
+        return None
+    # a picture that was left out then stops what must not leave any out, by its name
+    return None if found.about["skipped"] and on_error == "raise" else found
+
+
+def _digest(encoder: Encoder, records: Records, pack: Pack | None) -> str:
+    """Of all that decides the vectors: the weights, the pixels, and how they go through the model."""
+    model, crop = encoder.model, encoder.crop
+    assert isinstance(model, Retriever)
+    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("projection.")}
+    # drawn pictures have no files of their own
+    lossy = None if pack is None or not pack.lossy else index_name(pack.of(records).index)
+    drawn = [] if pack is None or not pack.drawn else [pack.folder / "pack.json"]
+    decided: dict[str, Any] = {name: getattr(model.settings, name) for name in DECIDING}
+    decided |= {"crop": [crop.size, crop.resize, crop.squeeze, crop.mean, crop.std], "side": encoder.side}
+    decided |= {"precision": encoder.precision, "device": encoder.device.type, "batch": encoder.batch}
+    decided |= {
+        "pictures": records.fingerprint(),
+        "sources": [source_stamp(path) for path in drawn or map(records.path, range(len(records)))],
+    }
+    if lossy is not None:
+        decided["lossy"] = lossy  # the checksums of its pictures are in it
+    return weights_digest(weights, decided)
+
+
+def _computed(
+    encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError, progress: bool | None
+) -> Embeddings:
+    assert isinstance(encoder.model, Retriever)
+    batches = evaluation_batches(
+        records,
+        encoder.crop,
+        encoder.batch,
+        None if pack is None else pack.of(records),
+        encoder.device,
+        0 if len(records) <= encoder.batch else encoder.workers,
+        on_error,
+        side=encoder.side,
+        ranks=encoder.ranks,
+    )
+    with repeatable(encoder.hardware):
+        autocast = autocast_of(encoder.hardware, encoder.device)
+        found = embeddings_of(Trunk(encoder.model), batches, autocast, progress, ranks=encoder.ranks)
+    skipped = {name: why for part in encoder.ranks.from_all(batches.skipped) for name, why in part.items()}
+    return Embeddings(found.vectors, found.labels, found.ids, about={"skipped": skipped})
