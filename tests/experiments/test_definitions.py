@@ -95,6 +95,13 @@ def test_what_stands_in_for_something_says_so() -> None:
     assert not any("model." in row.key for row in rows_of("table8", "glyphs"))
 
 
+def test_rows_are_chosen_by_name() -> None:
+    rows = experiment("table5", "cub", "resnet50_head", ["roadmap", "smoothap"]).rows
+    assert [row.key for row in rows] == [
+        f"cub_resnet50_head,data.batch_size=128,loss={loss}" for loss in ("smoothap", "roadmap")
+    ]
+
+
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(SettingError, match="unknown experiment 'tabel3', did you mean 'table3'?"):
         experiment("tabel3")

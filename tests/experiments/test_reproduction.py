@@ -10,14 +10,19 @@ import pytest
 from typer.testing import CliRunner
 
 from roadmap.cli.app import app
+from roadmap.engine import fit
+from roadmap.evaluation import Evaluation
 from roadmap.experiments.definitions import NOT_HERE, Experiment, Row, experiment
+from roadmap.experiments.gap import save_gap
 from roadmap.experiments.published import Number, numbers
-from roadmap.experiments.reproduction import Means, prospect_lines, prospects, reasons, run_rows
-from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome, all_outcomes, outcome_of
+from roadmap.experiments.reproduction import Means, note, prospect_lines, prospects, reasons, run_rows
+from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome, all_outcomes, outcome_of, save_outcomes
 from roadmap.experiments.statistics import estimate
 from roadmap.experiments.verdicts import ALLOWANCE, sheet_of, side_by_side, tolerance, verdict
+from roadmap.models import load_checkpoint, retriever, save_checkpoint
+from roadmap.runs import Run
 
-from ..engine.worlds import write_classes
+from ..engine.worlds import tiny, write_classes
 
 SMALL = ("data.batch_size=8", "data.per_class=2", "data.image=16", "hardware=cpu", "data.workers=1", "select.every=1")
 
@@ -61,7 +66,7 @@ def test_the_smallest_table_is_run(place: Path) -> None:
         assert again.tests[test][LAST].metrics == one.tests[test][LAST].metrics
         assert list(again.tests[test][CHOSEN].per_query["R@1"]) == list(one.tests[test][CHOSEN].per_query["R@1"])
     assert {path.suffix for path in (place / "tables").iterdir()} == {".md", ".tex", ".csv", ".html"}
-    assert "with data=folder data.batch_size=8" in said
+    assert "with " + " ".join(means(place, place).told) in said
     assert json.loads((place / "results" / "not_run.json").read_text()) == {}
 
 
@@ -82,6 +87,25 @@ def test_the_same_call_goes_on_where_it_was_stopped(place: Path, pictures: Path)
     assert (at_hand.folder(table.rows[1], 0) / "summary.json").stat().st_mtime_ns == untouched
 
 
+def test_what_the_results_hold_can_be_left_out(place: Path, pictures: Path, tmp_path: Path) -> None:
+    table = experiment("smallest", only=["roadmap"])
+    elsewhere = dataclasses.replace(means(place, pictures), out=tmp_path)  # as on a machine that trained nothing
+    assert [prospect.left for prospect in prospects(table, 1, elsewhere)] == [(0,)]
+    missing = dataclasses.replace(elsewhere, missing=True)
+    (prospect,) = prospects(table, 99, missing)
+    held = {one.seed for one in all_outcomes(place / "results") if one.settings["loss.name"] == "roadmap"}
+    assert set(prospect.left) == set(range(99)) - held
+    said: list[str] = []
+    run_rows(prospects(table, 1, missing), missing, said.append)
+    assert not said
+    assert not list(tmp_path.iterdir())
+    # its gap is not among them: that needs the run
+    other = dataclasses.replace(missing, results=tmp_path / "without")
+    save_outcomes(other.results, "glyphs", [outcome_of(means(place, pictures).folder(table.rows[0], 0))])
+    assert other.done(table.rows[0], 0, gap=False)
+    assert not other.done(table.rows[0], 0, gap=True)
+
+
 def test_the_gap_of_runs_is_measured_and_kept(place: Path, pictures: Path) -> None:
     at_hand, table = means(place, pictures), experiment("smallest")
     supap, roadmap = table.rows[1:]
@@ -95,7 +119,25 @@ def test_the_gap_of_runs_is_measured_and_kept(place: Path, pictures: Path) -> No
     a, b = kept["supap"]["DG_AP"], kept["roadmap"]["DG_AP"]
     assert line.chosen is not None
     assert line.chosen.mean == pytest.approx(100 * (a - b) / a)
-    assert line.last is None
+    # a run of one epoch, which is the chosen and the last
+    assert line.last is not None
+    assert line.last.mean == line.chosen.mean
+
+
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_the_gap_of_the_last_epoch_is_that_of_its_weights(ema: float | None, pictures: Path, tmp_path: Path) -> None:
+    folder = fit(tiny(pictures, tmp_path / "run", select__by="test", optim__ema=ema), quiet=True)
+    best = Run.open(folder).best
+    model, about = load_checkpoint(best)
+    untrained = retriever(model.settings, model.image)  # as if the best epoch had been before the first
+    save_checkpoint(best, untrained, about)
+    save_gap(folder)
+    found = outcome_of(folder).about
+    assert found["DG_AP"][CHOSEN] != found["DG_AP"][LAST]
+    assert found["DG_AP"][LAST] == found["gap"]["last epoch"]["DG_AP"]
+    (kept,) = (folder / "evaluations" / "last_epoch").iterdir()
+    measured = Evaluation.load(kept)
+    assert found["gap"]["last epoch"]["mean_ap"] == pytest.approx(measured.metrics["mAP"], abs=1e-6)
 
 
 def test_what_is_not_at_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +159,23 @@ def test_what_is_not_at_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(lines_of_table) == sum(len(row.numbers) for row in table.rows)
     assert "the pictures of cub are not at hand" in sheet_of(table, lines_of_table).markdown()
     assert not (tmp_path / "runs").exists()
+
+
+def test_weights_that_are_not_at_hand_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = experiment("table5", "cub", "resnet50", ["roadmap"])
+    absent = tmp_path / "none.safetensors"
+    at_hand = Means({"cub": tmp_path}, (f"model.weights={absent}",), tmp_path / "runs", tmp_path / "results")
+    (prospect,) = prospects(table, 1, at_hand)
+    assert prospect.why_not == f"the weights {absent} are not at hand: --set model.weights=FILE"
+    note([prospect], at_hand)
+    assert reasons(at_hand.results)[table.rows[0].key] == "the weights none.safetensors are not at hand"
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    from_hub = dataclasses.replace(at_hand, settings=(), known={})
+    (prospect,) = prospects(table, 1, from_hub)
+    assert prospect.why_not.startswith("the weights of resnet50.tv_in1k could not be fetched (HF_HUB_OFFLINE is set")
+    note([prospect], from_hub)
+    assert reasons(at_hand.results)[table.rows[0].key] == "the weights of resnet50.tv_in1k could not be fetched"
 
 
 def test_a_row_that_is_not_understood_leaves_the_others(place: Path, pictures: Path) -> None:
@@ -197,6 +256,8 @@ def test_the_command_says_what_there_is_and_what_is_wrong() -> None:
     assert "table5         AP losses at batch 128, five runs" in listed.output
     for words, said in (
         (["table33"], "unknown experiment 'table33', did you mean 'table3'?"),
+        (["table3", "--only", "roadmp"], "table3 has no row 'roadmp', did you mean 'roadmap'? It has: smoothap, supap"),
+        (["table10", "--only", "roadmap"], "the rows of table10 are pairs, which are run together; leave it out"),
         (["table3", "--root", "cub"], "--root must be DATASET=FOLDER, such as cub=CUB_200_2011, got 'cub'"),
     ):
         wrong = CliRunner().invoke(app, ["reproduce", *words])

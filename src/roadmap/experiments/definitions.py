@@ -93,13 +93,16 @@ def paper_names() -> tuple[str, ...]:
     return tuple(name for name in experiment_names() if re.fullmatch(r"table\d+|fig\d+\w?", name))
 
 
-def experiment(name: str, dataset: str | None = None, backbone: str | None = None) -> Experiment:
+def experiment(
+    name: str, dataset: str | None = None, backbone: str | None = None, only: Sequence[str] = ()
+) -> Experiment:
     """A table or a figure.
 
     Args:
         name: of `experiment_names`.
         dataset: only its rows of this one; where it has none, its first rows with these pictures in place of their own.
         backbone: likewise, such as "vits".
+        only: of these names; () for all.
     """
     found = _definitions()
     if name not in found:
@@ -109,8 +112,20 @@ def experiment(name: str, dataset: str | None = None, backbone: str | None = Non
     if "on" in about:
         where, on, batch = str(about["on"]).split()
         rows += [_more(row, texts, where, on, int(batch), about) for row, texts in about["more"].items()]
-    rows = _chosen(rows, dataset, backbone)
+    if only:
+        _check_names(only, name, rows, bool(about.get("derived")))
+    rows = _chosen([row for row in rows if not only or row.name in only], dataset, backbone)
     return Experiment(name, about["title"], tuple(rows), about.get("derived", ""))
+
+
+def _check_names(only: Sequence[str], name: str, rows: Sequence[Row], pairs: bool) -> None:
+    if pairs:
+        raise SettingError("only", f"the rows of {name} are pairs, which are run together; leave it out")
+    names = list(dict.fromkeys(row.name for row in rows))
+    if strange := [one for one in only if one not in names]:
+        raise SettingError(
+            "only", f"{name} has no row {strange[0]!r}{did_you_mean(strange[0], names)} It has: {', '.join(names)}"
+        )
 
 
 def _published_rows(about: Mapping[str, Any]) -> list[Row]:

@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from roadmap.config.settings import SettingError
 from roadmap.data import Pack, pack_for
-from roadmap.data.pictures.packing import OnError
+from roadmap.data.pictures.shards import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
+from roadmap.engine.state import last_weights
 from roadmap.evaluation import records_to_search
 from roadmap.evaluation.alignment import classes_apart
+from roadmap.experiments.results import LAST_GAP
 from roadmap.experiments.sheet import Sheet, row
 from roadmap.experiments.statistics import Difference, Estimate, estimate, paired_t
 from roadmap.metrics.decomposability import DecomposabilityGap, mean_decomposability_gap
@@ -238,13 +240,19 @@ def embeddings_of_test(
 
 def save_gap(folder: Path) -> None:
     """Measures the gap of a run on its test pictures, in batches like those it was trained with, and keeps it in its
-    folder, beside the summary."""
+    folder, beside the summary: of the epoch that it chose, and of the last."""
     encoder, run = Encoder.open(folder), Run.open(folder)
     data = run.settings().data
-    records = encoder.records()
-    pack, _ = pack_for(records, encoder.side, "auto", make=False)
+    pack, _ = pack_for(encoder.records(), encoder.side, "auto", make=False)
     batches = BatchChoice(data.batch_size, per_class=data.per_class)
-    run.write_json(GAP_FILE, gap_of(embeddings_of_test(encoder, pack), batches, encoder.name).as_dict())
+
+    def measured() -> dict[str, Any]:
+        return gap_of(embeddings_of_test(encoder, pack), batches, encoder.name).as_dict()
+
+    chosen = measured()
+    assert isinstance(encoder.model, nn.Module)
+    encoder.model.load_state_dict(last_weights(run.last))
+    run.write_json(GAP_FILE, chosen | {LAST_GAP: measured()})
 
 
 def _percent(told: Estimate) -> str:

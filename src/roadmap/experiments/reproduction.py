@@ -18,13 +18,15 @@ from pathlib import Path
 
 from roadmap.atomic import whole_file
 from roadmap.config.composition import check_data, check_loss, settings_from
-from roadmap.config.settings import Settings
+from roadmap.config.settings import ModelSettings, Settings
+from roadmap.config.settings_checks import AUTO
 from roadmap.data.datasets import DRAWN
 from roadmap.engine import Plan, fit, plan, resume
 from roadmap.engine.results import duration
 from roadmap.experiments.definitions import Experiment, Row
 from roadmap.experiments.gap import GAP_FILE, save_gap
-from roadmap.experiments.results import outcome_of, save_outcomes
+from roadmap.experiments.results import load_outcomes, outcome_of, save_outcomes
+from roadmap.models.hub import check_hub
 
 # As the released code: the best epoch on the test set, looked for every 5 epochs; the last one is kept beside it.
 CHOICE = ("select=test", "select.every=5")
@@ -46,12 +48,16 @@ class Means:
         settings: given to every run beside those of its row, such as model=resnet50_v1 model.weights=FILE.
         out: the folder of the run folders.
         results: the folder of the files of results.
+        missing: what the results hold is not run again, even where its run folder is gone.
+        known: what was found of settings by now, which tables have in common.
     """
 
     roots: Mapping[str, str | Path] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     out: Path = Path("runs/reproduce")
     results: Path = Path("experiments/results")
+    missing: bool = False
+    known: dict[tuple[str, ...], Plan | str] = field(default_factory=dict, repr=False, compare=False)
 
     def root(self, dataset: str) -> Path | None:
         if dataset in self.roots:
@@ -61,14 +67,22 @@ class Means:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """The settings that another machine would need too; of a file only its name."""
+        """The settings that another machine would need too, in one order; of a file only its name."""
         needed = (text for text in self.settings if not text.startswith(OF_THE_MACHINE))
-        return tuple(re.sub(r"=.*/", "=", text) for text in needed)
+        return tuple(sorted(re.sub(r"=.*/", "=", text) for text in needed))
 
     def folder(self, row: Row, seed: int) -> Path:
         """Of a run: the same settings have the same folder."""
         other = f",{hashlib.sha256(' '.join(self.told).encode()).hexdigest()[:6]}" if self.told else ""
         return self.out / re.sub(r"[^\w.,=-]", "_", f"{row.key},seed={seed}{other}")
+
+    def done(self, row: Row, seed: int, gap: bool) -> bool:
+        """Whether nothing is left to do for a run: its folder is whole, or the results hold all that is asked of it."""
+        folder = self.folder(row, seed)
+        if _finished(folder) or not self.missing:
+            return _finished(folder)
+        kept = load_outcomes(self.results / f"{row.recipe}.jsonl")
+        return any(one.name == folder.name and ("DG_AP" in one.about or not gap) for one in kept)
 
 
 @dataclass(frozen=True)
@@ -92,9 +106,7 @@ def settings_of(row: Row, seed: int, means: Means) -> Settings:
     settings.run = str(means.folder(row, seed))
     if settings.data.name != DRAWN and settings.data.root is None:
         if (found := means.root(settings.data.name)) is None:
-            raise ValueError(
-                f"the pictures of {settings.data.name} are not at hand: --root {settings.data.name}=FOLDER"
-            )
+            raise ValueError(_not_at_hand(settings.data.name))
         settings.data.root = str(found)
     if settings.data.name == "sfm120k":
         tests = {number.dataset: means.root(number.dataset) for number in row.numbers}
@@ -103,7 +115,15 @@ def settings_of(row: Row, seed: int, means: Means) -> Settings:
         settings.data.test_sets = {name: str(root) for name, root in tests.items()}
     check_data(settings)
     check_loss(settings)
+    _check_weights(settings.model)
     return settings
+
+
+def _check_weights(model: ModelSettings) -> None:
+    if model.weights == "hub":
+        check_hub(model.name)
+    elif model.weights not in ("random", AUTO) and not Path(model.weights).expanduser().is_file():
+        raise ValueError(f"the weights {model.weights} are not at hand: --set model.weights=FILE")
 
 
 def _not_at_hand(dataset: str) -> str:
@@ -112,18 +132,17 @@ def _not_at_hand(dataset: str) -> str:
 
 def prospects(experiment: Experiment, seeds: int, means: Means) -> list[Prospect]:
     """For every row: what is left to do, or why it cannot be done. Nothing is written."""
-    known: dict[tuple[object, ...], Plan | str] = {}
     found = []
     for row in experiment.rows:
-        left = tuple(seed for seed in range(seeds) if not _finished(means.folder(row, seed)))
+        left = tuple(seed for seed in range(seeds) if not means.done(row, seed, experiment.derived == "gap"))
         if row.why_not or not left:
             found.append(Prospect(row, left, why_not=row.why_not, seeds=seeds))
             continue
         # losses take about the same time: the recipe's own is tried for all of them
         base = tuple(text for text in row.overrides if not text.startswith(("loss", "memory")))
-        if base not in known:
-            known[base] = _plan(dataclasses.replace(row, overrides=base), means)
-        other = known[base]
+        if base not in means.known:
+            means.known[base] = _plan(dataclasses.replace(row, overrides=base), means)
+        other = means.known[base]
         why = other if isinstance(other, str) else _refusal(row, means)
         seconds = 0.0 if isinstance(other, str) else other.seconds * len(left)
         found.append(Prospect(row, left, seconds, why, seeds))
@@ -165,7 +184,7 @@ def run_rows(found: Sequence[Prospect], means: Means, say: Say = print, gap: boo
     failed: dict[str, str] = {}
     note(found, means)
     for prospect in can:
-        done = [seed for seed in _seeds(can) if _finished(means.folder(prospect.row, seed))]
+        done = [seed for seed in range(prospect.seeds) if _finished(means.folder(prospect.row, seed))]
         _keep(prospect.row, done, means, gap)
     for seed in _seeds(can):
         for prospect in can:
@@ -182,22 +201,14 @@ def run_rows(found: Sequence[Prospect], means: Means, say: Say = print, gap: boo
 
 
 def note(found: Sequence[Prospect], means: Means) -> None:
-    """Keeps among the results why rows were not run: what is missing, or what they would have cost."""
+    """Keeps among the results why rows were not run: what is missing, or nothing but time."""
     told = {}
     for prospect in found:
         if prospect.why_not:
-            why = re.sub(r": --root .*| below \S+|; run: .*", "", prospect.why_not)
-            told[prospect.row.key or prospect.row.name] = why
+            told[prospect.row.key or prospect.row.name] = prospect.why_not
         elif len(prospect.left) == prospect.seeds:
-            each = duration(prospect.seconds / prospect.seeds)
-            told[prospect.row.key] = f"can be run, in about {each} a run on {_machine()}, and was not"
+            told[prospect.row.key] = "can be run with what is at hand, and has not been"
     _tell_reasons(means.results, told, [])
-
-
-def _machine() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
 
 
 def _seeds(found: Iterable[Prospect]) -> list[int]:
@@ -245,7 +256,9 @@ def _keep(row: Row, seeds: Iterable[int], means: Means, gap: bool) -> None:
 
 
 def _tell_reasons(folder: Path, failed: Mapping[str, str], ran: Iterable[str]) -> None:
-    kept = {key: why for key, why in reasons(folder).items() if key not in set(ran)} | dict(failed)
+    kept = {key: why for key, why in reasons(folder).items() if key not in set(ran)}
+    # without what only this machine or this moment explains
+    kept |= {key: re.sub(r": --.*| below \S+|; run: .*| \(.*|(?<=weights )\S*/", "", w) for key, w in failed.items()}
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / REASONS) as temporary:
         Path(temporary).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -264,7 +277,9 @@ def prospect_lines(found: Sequence[Prospect]) -> list[str]:
     lines = [f"can be run   {len(can)} of {len(found)} rows, {left} runs left"]
     if left:
         seconds = sum(prospect.seconds for prospect in can)
-        lines[0] += f", about {duration(seconds)} (an estimate; evaluations and reading pictures are not counted)"
+        lines[0] += (
+            f", about {duration(seconds)} of training (an estimate; evaluations and what comes before are not counted)"
+        )
     missing: dict[str, list[str]] = {}
     for prospect in found:
         if prospect.why_not:

@@ -26,6 +26,7 @@ from roadmap.runs.comparison import flat
 CHOSEN, LAST = "chosen", "last"
 PER_QUERY = ("R@1", "mAP@R")  # kept of every query
 LAST_EPOCH = "last_epoch"  # below evaluations/: beside an epoch that was chosen on the test set
+LAST_GAP = "last epoch"  # in gap.json
 FACTS = ("started", "python", "packages", "gpus", "commit")  # of the machine
 PATHS = ("data.root", "data.test_sets", "out", "run")  # of the machine, not of the run
 
@@ -108,7 +109,8 @@ def outcome_of(folder: str | Path) -> Outcome:
     about |= {name: environment.get(name) for name in FACTS}
     if (gap := run.folder / "gap.json").is_file():
         measured = json.loads(gap.read_text())
-        about |= {"DG_AP": {CHOSEN: measured["DG_AP"]}, "gap": measured}
+        kept = {CHOSEN: measured, LAST: measured.get(LAST_GAP)}  # older files have no last epoch
+        about |= {"DG_AP": {epoch: one["DG_AP"] for epoch, one in kept.items() if one}, "gap": measured}
     by = str(summary.get("chosen by", settings["select.by"]))
     return Outcome(run.folder.name, _without_paths(settings), by, _training(run, settings), tests, about)
 

@@ -15,10 +15,12 @@ from roadmap.atomic import whole_file
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$"}
 _LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {">": "$>$", "−": "$-$"}
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #8885; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 14px; }
+th, td { padding: .3rem .45rem; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { border-bottom: 1px solid #8885; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+ul { max-width: 60rem; }
 :root { color-scheme: light dark; }
 """
 

@@ -52,9 +52,7 @@ def side_by_side(experiment: Experiment, outcomes: Iterable[Outcome], reasons: M
         outcomes: of any runs; those of the rows are found by their keys.
         reasons: row -> why it was not run.
     """
-    groups: dict[tuple[str, tuple[str, ...]], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.about.get("key", ""), tuple(outcome.about.get("with", ()))), []).append(outcome)
+    groups = groups_of(outcomes)
     lines = []
     for place, one in enumerate(experiment.rows):
         if experiment.derived and not one.numbers:  # the first of a pair
@@ -62,6 +60,14 @@ def side_by_side(experiment: Experiment, outcomes: Iterable[Outcome], reasons: M
         before = experiment.rows[place - 1] if experiment.derived else None
         lines += _lines_of(one, before, groups, reasons)
     return lines
+
+
+def groups_of(outcomes: Iterable[Outcome]) -> dict[tuple[str, tuple[str, ...]], list[Outcome]]:
+    """The seeds of a row together: by its key and the settings that were given beside it."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.about.get("key", ""), tuple(outcome.about.get("with", ()))), []).append(outcome)
+    return groups
 
 
 def _lines_of(one: Row, before: Row | None, groups: Groups, reasons: Mapping[str, str]) -> list[Line]:
@@ -115,9 +121,9 @@ def tolerance(number: Number, measured: Estimate) -> float:
 def _measured(
     metric: str, one: Row, runs: Sequence[Outcome], before: Sequence[Outcome] | None, epoch: str
 ) -> Estimate | None:
-    values = {run.seed: _value(run, metric, one, epoch) for run in runs}
+    values = {run.seed: value_of(run, metric, one, epoch) for run in runs}
     if before is not None:
-        first = {run.seed: _value(run, metric, one, epoch) for run in before}
+        first = {run.seed: value_of(run, metric, one, epoch) for run in before}
         sign = -1 if metric == GAP else 1
         shared = [seed for seed in values.keys() & first.keys() if first[seed] != 0]
         values = {seed: sign * 100 * (values[seed] - first[seed]) / first[seed] for seed in shared}
@@ -125,7 +131,7 @@ def _measured(
     return estimate(known) if known else None
 
 
-def _value(run: Outcome, metric: str, one: Row, epoch: str) -> float:
+def value_of(run: Outcome, metric: str, one: Row, epoch: str) -> float:
     """In the unit of the published number; NaN where the run has none."""
     if metric == MINUTES:
         return float(run.about["training seconds"]) / float(run.about["epochs"]) / 60
