@@ -15,7 +15,15 @@ from roadmap.losses import smoothap, supap
 pytest.importorskip("matplotlib")
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-DRAWN = ["architecture", "bench_losses", "delta_choice", "juxtaposed_batches", "rank_functions", "toy_gradients"]
+DRAWN = [
+    "architecture",
+    "bench_losses",
+    "delta_choice",
+    "juxtaposed_batches",
+    "rank_functions",
+    "speed",
+    "toy_gradients",
+]
 
 
 def script(name: str) -> ModuleType:
@@ -27,14 +35,15 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", [*DRAWN, "scale", "scale_dark"])
+@pytest.mark.parametrize("name", [*DRAWN, "scale", "scale_dark", "speed_dark"])
 def test_draws_and_its_picture_is_committed(name: str, tmp_path: Path) -> None:
     from matplotlib import pyplot as plt
 
     if name.startswith("scale") and not list(RESULTS.glob("scale_*_cuda.csv")):
         pytest.skip("benchmarks/bench_scale.py was not run on a GPU")
     with plt.rc_context():
-        figure = script("scale").figure(dark=True) if name == "scale_dark" else script(name).figure()
+        dark = name.removesuffix("_dark")
+        figure = script(dark).figure(dark=True) if dark != name else script(name).figure()
         for copy in ("first.svg", "second.svg"):
             figure.savefig(tmp_path / copy, metadata={"Date": None})
         plt.close(figure)
@@ -46,6 +55,11 @@ def test_draws_and_its_picture_is_committed(name: str, tmp_path: Path) -> None:
     assert words == re.findall(rb"<!-- (.*?) -->", (FIGURES / f"{name}.svg").read_bytes()), (
         f"docs/figures/{name}.svg is not what {name}.py draws; run: make figures"
     )
+
+
+def test_the_table_of_speed_is_what_was_measured() -> None:
+    page = (FIGURES.parent / "speed.md").read_text(encoding="utf-8")
+    assert script("speed").table() in page
 
 
 def test_pictures_of_the_documentation_exist() -> None:

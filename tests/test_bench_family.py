@@ -1,0 +1,69 @@
+"""The benchmark of all losses runs, goes on and leaves its rows, at a tiny size; how good they are is not looked at."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .data.layouts import write_picture
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "bench_family.py"
+BIRDS = ("Albatross", "Auk", "Auk", "Gull")
+TINY = ("model.name=test_vit", "model.weights=random", "data.image=32", "data.resize=32", "data.batch_size=8")
+SHORT = ("data.batches=2", "data.workers=0", "data.pack=no", "epochs=1", "hardware=cpu")
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CUB's layout with four training and four test classes of eight pictures, in three groups each."""
+    root = tmp_path_factory.mktemp("birds")
+    names = {first + i: f"{first + i:03d}.Kind{i}_{bird}" for first in (1, 101) for i, bird in enumerate(BIRDS)}
+    rows = [(number, c) for number, c in enumerate((c for c in names for _ in range(8)), start=1)]
+    for number, c in rows:
+        write_picture(root / "images" / names[c] / f"{number}.jpg", number, (40, 36))
+    (root / "images.txt").write_text("".join(f"{number} {names[c]}/{number}.jpg\n" for number, c in rows))
+    (root / "image_class_labels.txt").write_text("".join(f"{number} {c}\n" for number, c in rows))
+    return root
+
+
+def bench(home: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    settings = [f"--set={text}" for text in (f"data.root={root}", *TINY, *SHORT)]
+    command = [sys.executable, str(BENCHMARK), "--recipe", "cub_vits", "--out", str(home / "runs"), *settings, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ROADMAP_CACHE": str(home / "cache")}
+    command += ["--results", str(home)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def rows_of(home: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with (home / "family_cub_vits.csv").open(newline="") as file:
+        return {(row["loss"], row["seed"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.slow
+def test_every_loss_trains_on_cub_and_is_measured_by_the_tree(birds: Path, tmp_path: Path) -> None:
+    run = bench(tmp_path, birds)
+    assert run.returncode == 0, run.stderr
+    rows = rows_of(tmp_path)
+    assert len(rows) == 18
+    for row in rows.values():
+        assert all(0 <= float(row[key]) <= 100 for key in ("R@1", "mAP@R", "H-AP", "ASI", "NDCG", "group mAP@R"))
+
+
+@pytest.mark.slow
+def test_a_row_is_kept_and_a_failed_one_leaves_the_others(birds: Path, tmp_path: Path) -> None:
+    first = bench(tmp_path, birds, "--only", "roadmap")
+    assert first.returncode == 0, first.stderr
+    kept = rows_of(tmp_path)["roadmap", "0"]
+    again = bench(tmp_path, birds, "--only", "roadmap", "happier", "--set", "loss.lam=1.0", "--seeds", "0", "1")
+    assert again.returncode == 0, again.stderr
+    assert rows_of(tmp_path)["roadmap", "0"] == kept
+    assert list(rows_of(tmp_path)) == [("roadmap", "0"), ("roadmap", "1"), ("happier", "0"), ("happier", "1")]
+    wrong = bench(tmp_path, birds, "--only", "recall_at_k", "supap", "--set", "loss.rho=50")
+    assert wrong.returncode == 1
+    assert "recall_at_k, seed 0" in wrong.stderr
+    assert ("supap", "0") in rows_of(tmp_path)
