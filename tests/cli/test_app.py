@@ -123,3 +123,34 @@ def test_embedding_imports_neither_a_compiler_nor_a_library_that_brings_one(tmp_
     shown = ALONE.replace("result.stderr.strip()", "*sorted(HEAVY & set(sys.modules))")
     heavy = "HEAVY = {'torch._dynamo', 'torchvision', 'timm', 'hydra', 'matplotlib', 'scipy'}\n"
     assert python("-c", heavy + shown, *verb, folder=tmp_path) == "0 True"
+
+
+LEAVING = """
+import atexit, concurrent.futures, sys, threading, time
+import roadmap.cli.app as command
+
+def ending(prog_name):
+    pool = concurrent.futures.ThreadPoolExecutor(1)  # that nobody shuts down
+    threading.Thread(target=lambda: (time.sleep(0.2), print("a thread"))).start()
+    pool.submit(lambda: (time.sleep(0.1), print("a pool")))
+    atexit.register(print, "a handler")
+    sys.exit({code})
+
+command.app = ending
+command.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "said"), [("None", 0, ""), ("3", 3, ""), ("'no such thing'", 1, "no such thing\n")]
+)
+def test_what_is_under_way_is_finished_before_the_command_leaves(code: str, left: int, said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", LEAVING.replace("{code}", code)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (left, said)
+    assert ran.stdout.splitlines() == ["a pool", "a thread", "a handler"]

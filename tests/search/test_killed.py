@@ -162,16 +162,22 @@ def test_indexing_that_is_killed_goes_on_where_it_was(engine: str, tmp_path: Pat
 
 
 def killed_while_writing(running: subprocess.Popen[str], folder: Path) -> bool:
-    """Whether it could be killed before it was done: once it writes, a random while later."""
+    """Whether it could be killed before it was done: a moment after one of its first writes, of which there are 20."""
     rows = folder / "vectors.bin"
-    before = rows.stat().st_mtime_ns if rows.is_file() else 0
-    while running.poll() is None and (not rows.is_file() or rows.stat().st_mtime_ns == before):
-        time.sleep(0.002)
-    time.sleep(random.uniform(0.0, 0.5))
+    before = changed(rows)
+    for _ in range(random.randint(1, 8)):
+        while running.poll() is None and changed(rows) == before:
+            time.sleep(0.001)
+        before = changed(rows)
+    time.sleep(random.uniform(0.0, 0.01))
     running.send_signal(signal.SIGKILL)
     said, _ = running.communicate()
     assert running.returncode in (0, -signal.SIGKILL), said
     return running.returncode == -signal.SIGKILL
+
+
+def changed(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.is_file() else 0
 
 
 def check_indexed(folder: Path, pictures: Path, whole: bool) -> None:

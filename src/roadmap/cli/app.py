@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -85,7 +86,9 @@ def main() -> None:
         code = leaving.code
     if isinstance(code, str):
         print(code, file=sys.stderr)
-    atexit._run_exitfuncs()  # whoever asked to be called at the end still is
+    # as the interpreter does: threads end their work, and whoever asked to be called at the end is
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
