@@ -113,6 +113,7 @@ def is_done(name: str, seed: int, rows: list[dict[str, str]], arguments: argpars
 
 def main() -> int:
     arguments = arguments_given()
+    arguments.results.mkdir(parents=True, exist_ok=True)  # before anything is trained
     path = arguments.results / f"family_{arguments.recipe}.csv"
     ran = provenance("cuda" if torch.cuda.is_available() else "cpu")  # now: the code that was loaded is this commit's
     failed = []
