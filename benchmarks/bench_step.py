@@ -2,7 +2,8 @@
 
     python benchmarks/bench_step.py                        # ViT-S/14 and ResNet-50, batches of 128 at 224 pixels
     python benchmarks/bench_step.py --models vit_small_patch14_dinov2 --compile blocks --rewrites none patches scales \\
-        stream halves patches,scales patches,scales,halves patches,scales,stream,halves --out step_rewrites_cuda.csv
+        flex stream halves scales,flex,patches scales,flex,patches,halves scales,flex,patches,halves,stream \\
+        --out step_rewrites_cuda.csv
 
 Forward, backward and AdamW of the network alone, bf16, on one fixed batch: what is left when pictures and loss cost
 nothing. Results go to benchmarks/results/step_cuda.csv. With --rewrites, ViTs that are written otherwise, each beside

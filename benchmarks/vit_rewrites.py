@@ -1,17 +1,19 @@
 """A ViT written otherwise, with the same weights and the same mathematics: trials of a faster step for `bench_step.py`.
 
-`patches` and `scales` give the same numbers up to rounding. `stream` rounds what passes between blocks to bfloat16, and
-`halves` the weights that are multiplied with: they change what is learned in the last digits, and need trainings to
-show that nothing is lost.
+`patches`, `scales` and `flex` give the same numbers up to rounding. `stream` rounds what passes between blocks to
+bfloat16, and `halves` the weights that are multiplied with: they change what is learned in the last digits, and need
+trainings to show that nothing is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from roadmap.models import Retriever
 
@@ -44,6 +46,28 @@ class ScaledLinear(nn.Module):
         return F.linear(x, self.weight * self.gamma[:, None], self.bias * self.gamma)
 
 
+class FlexAttention(nn.Module):
+    """timm's attention by torch's FlexAttention, in tiles of 64: with 257 tokens tiles of 128 waste half of the work.
+
+    On a CPU it has no gradient.
+    """
+
+    TILES: ClassVar = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 64, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 64}
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.heads = attention.qkv, attention.proj, attention.num_heads
+
+    def forward(self, x: Tensor, **options: object) -> Tensor:
+        if any(options.values()):
+            raise ValueError(f"attention without masks, got {options}")
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        tiles = self.TILES if x.device.type == "cuda" else None
+        found: Tensor = flex_attention(q, k, v, kernel_options=tiles)  # type: ignore[assignment]
+        vectors: Tensor = self.proj(found.transpose(1, 2).flatten(2))
+        return vectors
+
+
 class Rounded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.to(torch.bfloat16)
@@ -60,6 +84,11 @@ def write_scales(model: Retriever) -> None:
         block.mlp.fc2, block.ls2 = ScaledLinear(block.mlp.fc2, block.ls2.gamma), nn.Identity()
 
 
+def write_flex(model: Retriever) -> None:
+    for block in model.backbone.blocks:
+        block.attn = FlexAttention(block.attn)
+
+
 def write_stream(model: Retriever) -> None:
     model.backbone.norm_pre = nn.Sequential(model.backbone.norm_pre, Rounded())
 
@@ -67,6 +96,7 @@ def write_stream(model: Retriever) -> None:
 REWRITES: dict[str, Callable[[Retriever], None]] = {
     "patches": write_patches,
     "scales": write_scales,
+    "flex": write_flex,
     "stream": write_stream,
 }
 HALVES = "halves"  # of the step, not of the network: `Masters`

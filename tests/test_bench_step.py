@@ -14,7 +14,7 @@ from roadmap.models import Retriever, retriever
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from vit_rewrites import NAMES, Masters, PatchProduct, rewrite
+from vit_rewrites import Masters, PatchProduct, rewrite
 
 
 def small_vit() -> Retriever:
@@ -41,7 +41,10 @@ def values(model: Retriever, like: dict[str, nn.Parameter], halves: bool) -> tup
     return vectors.detach(), found
 
 
-@pytest.mark.parametrize(("names", "tolerance"), [(("patches",), 1e-4), (("scales",), 1e-4), (("stream",), 0.1)])
+@pytest.mark.parametrize(
+    ("names", "tolerance"),
+    [(("patches",), 1e-4), (("scales",), 1e-4), (("stream",), 0.1)],
+)
 def test_a_rewritten_network_is_the_same_function(names: tuple[str, ...], tolerance: float) -> None:
     model = small_vit()
     plain = dict(model.named_parameters())
@@ -53,6 +56,27 @@ def test_a_rewritten_network_is_the_same_function(names: tuple[str, ...], tolera
     torch.testing.assert_close(others, vectors, rtol=0, atol=tolerance * float(vectors.abs().max()))
     for name, one, other in zip(plain, gradients, changed, strict=True):
         assert (one - other).norm() <= tolerance * one.norm() + 1e-7, name
+
+
+def test_attention_in_tiles_gives_the_same_vectors() -> None:
+    model, images = small_vit(), torch.randn(3, 3, 28, 28)
+    with torch.no_grad():
+        vectors = model(images)
+        rewrite(model, ["flex", "scales"])
+        torch.testing.assert_close(model(images), vectors, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_attention_in_tiles_gives_the_same_gradients() -> None:
+    model = small_vit().cuda()
+    plain = dict(model.named_parameters())
+    images, pull, found = torch.randn(3, 3, 28, 28, device="cuda"), torch.randn(3, 384, device="cuda"), []
+    for names in ([], ["flex"]):
+        rewrite(model, names)
+        network = torch.compile(model) if names else model
+        found.append(torch.autograd.grad((network(images) * pull).sum(), list(plain.values())))
+    for name, one, other in zip(plain, *found, strict=True):
+        assert (one - other).norm() <= 1e-2 * one.norm() + 1e-6, name
 
 
 def test_master_weights_move_as_plain_ones() -> None:
@@ -82,4 +106,3 @@ def test_master_weights_move_as_plain_ones() -> None:
 def test_a_convolution_that_is_no_product_is_refused() -> None:
     with pytest.raises(ValueError, match="patches overlap"):
         PatchProduct(nn.Conv2d(3, 8, 4, 2))
-    assert NAMES == ("patches", "scales", "stream", "halves")
