@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -127,16 +125,6 @@ def test_what_is_compiled_is_kept_in_the_users_cache(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     runnable_model(small_vit(), "blocks")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
-
-
-def test_the_compiler_is_loaded_meanwhile() -> None:
-    assert compiling.loading_compiler("no") is None
-    code = (
-        "import sys; from roadmap.engine.compiling import loading_compiler; thread = loading_compiler('blocks'); "
-        "thread.join(); print('torch._inductor.compile_fx' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True"
 
 
 # --- on a GPU

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from roadmap.losses.surroundings import Surroundings
 # Measured on an H200: one kind of block compiles in 9 s, most of it the compiler's own start, and a step of 128
 # pictures is then 15 ms shorter.
 PAYS, PAYS_EACH = 600, 200  # steps for one kind of block, and for each other kind
+COMPILER = "torch._inductor.compile_fx"  # takes seconds to import
 KINDS = 64  # of blocks that the compiler keeps apart; it stops at 8 unless told otherwise
 
 
@@ -58,15 +57,11 @@ def compiling_of(model: nn.Module, settings: HardwareSettings, device: torch.dev
     return Compiling("blocks", f"compiled and recorded: {count}, {steps:,} steps")
 
 
-def loading_compiler(mode: str) -> threading.Thread | None:
-    """Begins to load the compiler, which takes seconds of this process, while others decode pictures; to be joined
-    before this process is forked."""
-    if mode == "no":
-        return None
-    _keep_what_is_compiled()
-    loading = threading.Thread(target=importlib.import_module, args=("torch._inductor.compile_fx",), daemon=True)
-    loading.start()
-    return loading
+def may_compile(settings: HardwareSettings, device: torch.device, steps: int) -> bool:
+    """Whether a run of so many steps may be compiled, as far as it can be told without its network."""
+    return settings.compile not in ("auto", "no") or (
+        settings.compile == "auto" and device.type == "cuda" and steps >= PAYS
+    )
 
 
 def runnable_model(model: nn.Module, mode: str, recorded: bool = False) -> nn.Module:

@@ -16,7 +16,7 @@ from roadmap.engine.arithmetic import Arithmetic
 from roadmap.engine.auxiliary import Auxiliary, Constructor, auxiliary_of
 from roadmap.engine.average import WeightAverage
 from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of
-from roadmap.engine.compiling import Compiling, compiling_of, loading_compiler, runnable_model
+from roadmap.engine.compiling import Compiling, compiling_of, runnable_model
 from roadmap.engine.display import Display
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.passes import chunk_note, passes_of
@@ -155,13 +155,10 @@ def job_of(
     state = TrainState(model, optimizer, arithmetic.scaler, average, copy.deepcopy(model), parts=others)
     steps, frozen = settings.epochs * sampler.batches, settings.model.freeze_backbone
     compiling = Compiling("no") if frozen else compiling_of(model, settings.hardware, arithmetic.device, steps)
-    loading = loading_compiler(compiling.mode)
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         display.console.print(f"  - {pictures.open_pack(everything)}")
     if frozen:
         display.console.print(f"  - {pictures.keep_vectors(model, splits)}")
-    if loading is not None:
-        loading.join()
     # what is recorded has one shape, asks for vectors alone, and no other process has a part in it
     recorded = settings.data.parts is None and beside is None and ranks.world == 1
     runnable = runnable_model(model, compiling.mode, recorded)

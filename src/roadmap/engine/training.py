@@ -13,6 +13,7 @@ import torch
 
 from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
+from roadmap.engine.ahead import importing, imports_of, pack_ahead
 from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.auto import resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
@@ -87,6 +88,8 @@ def _new_job(
     sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
     arithmetic = arithmetic_of(settings.hardware, ranks, settings.model.freeze_backbone)
     torch.manual_seed(settings.seed)
+    imports = importing(imports_of(settings, arithmetic.device, settings.epochs * sampler.batches))
+    pack_ahead(settings, splits.everything, ranks, display.quiet)
     with ranks.turns():  # one fetches the weights
         model = retriever(settings.model, settings.data.image)
     check_dims(settings, model)
@@ -98,6 +101,7 @@ def _new_job(
         signals.folder = run.folder
         _store_division(run, splits.everything, found)
     display.start(run.folder, settings, splits, [*reasons, *drawn], model, arithmetic, ranks)
+    imports.join()
     return job_of(settings, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
 
 
