@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
-from roadmap.kernels.triton.launch import Arena, _tape, new_buffer, signature_of
+pytest.importorskip("triton")
+from roadmap.kernels.triton import launch
+from roadmap.kernels.triton.launch import Arena, _tape, new_buffer, shared_memory, signature_of
 
 
 def test_an_arena_measures_first_and_then_hands_out_one_buffer() -> None:
@@ -39,7 +44,57 @@ def test_a_tensor_from_elsewhere_is_not_recorded() -> None:
 
 def test_signatures_tell_layouts_apart() -> None:
     x = torch.zeros(4, 6)
-    assert signature_of(x) == signature_of(torch.ones(4, 6))
+    assert signature_of([x]) == signature_of([torch.ones(4, 6)])
     different = [x.T, x[:, 1:], x.double(), x[:3], x[:, :5]]
-    assert len({signature_of(x), *(signature_of(d) for d in different)}) == 6
-    assert signature_of(None) is None
+    assert len({signature_of([x]), *(signature_of([d]) for d in different)}) == 6
+    assert signature_of([None, x]) != signature_of([x, None])
+
+
+def test_signatures_tell_calls_apart_in_which_other_tensors_are_one() -> None:
+    """What a record of (x, x) names is x, wherever the second was meant."""
+    x, y, z = torch.zeros(4, 6), torch.zeros(4, 6), torch.zeros(4, 6)
+    calls = [(x, y, z), (x, x, y), (x, y, x), (x, y, y), (x, x, x), (x, None, y), (x, None, x)]
+    assert len({signature_of(call) for call in calls}) == len(calls)
+    assert signature_of((x, x, y)) == signature_of((y, y, z))
+    assert signature_of((x, y, z)) == signature_of((z, x, y))
+
+
+def test_signatures_tell_apart_where_a_tensor_lies_in_another() -> None:
+    """A batch at the front of its gallery, further on, and beside it."""
+    gallery, elsewhere = torch.zeros(9, 8), torch.zeros(4, 8)
+    calls = [(some, gallery) for some in (gallery[:4], gallery[2:6], gallery[5:], elsewhere)]
+    assert len({signature_of(call) for call in calls}) == len(calls)
+    assert [shared_memory(call) for call in calls] == [((1, 0, 0),), ((0, 1, 64),), ((0, 1, 160),), ()]
+    assert shared_memory([gallery[:0], gallery, None, gallery[3:3]]) == ()  # nothing lies where nothing is
+    assert shared_memory([gallery[6:], gallery[:2], gallery, gallery[1:3]]) != ()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_records_are_played_for_calls_like_theirs_alone(
+    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels of a batch are those of its gallery too; another call of the same shapes brings two kinds of labels."""
+    monkeypatch.setattr(launch, "_DIRECT", True)
+    played: list[list[int]] = []
+    monkeypatch.setattr(
+        launch.Tape, "play", lambda tape, addresses, device: played.append(addresses_of(tape, addresses))
+    )
+    mine, theirs = torch.zeros(5, dtype=torch.int64), torch.ones(5, dtype=torch.int64)
+    calls = [((mine, mine), [mine.data_ptr(), mine.data_ptr()]), ((mine, theirs), [mine.data_ptr(), theirs.data_ptr()])]
+    programs: dict[Any, launch.Program] = {}
+    buffer = launch.new_buffer(64, torch.device("cpu"))
+    for which in (*order, *order):
+        given, expected = calls[which]
+
+        def launch_all(arena: launch.Arena, given: tuple[torch.Tensor, ...] = given) -> None:
+            launch._local.record.append(("kernel", (1, 1, 1), given))
+
+        played.clear()
+        launch.play_or_record(programs, torch.device("cpu"), given, buffer, launch_all)
+        assert played in ([], [expected])
+    assert played == [expected]  # the second time from the record
+
+
+def addresses_of(tape: launch.Tape, addresses: list[int]) -> list[int]:
+    """What the first kernel of a record is given."""
+    return [addresses[which] + value for which, value in tape.steps[0][2]]

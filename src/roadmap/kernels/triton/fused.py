@@ -13,7 +13,7 @@ from roadmap.kernels.calls import LossCall
 from roadmap.kernels.paths import is_small
 from roadmap.kernels.rules import TERMS, LossRule
 from roadmap.kernels.triton import small, stored, stored_backward, tiles_backward, tiles_forward
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, new_buffer, signature_of
+from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, new_buffer, shared_memory, signature_of
 from roadmap.kernels.triton.small import small_state
 from roadmap.kernels.triton.stored import positive_lists, stored_state
 from roadmap.kernels.triton.tiles import PositivePairs, positive_pairs, tile_state
@@ -77,12 +77,14 @@ def backward(
     if grad_gallery is not None and note.moving is not None and pairs is not None and pairs.are_lists:
         whole = grad_gallery.zero_()
         grad_gallery = whole[: note.moving]
-    tensors = (*kept, upstream, grad_queries, grad_gallery)
     if program.tape is not None:
         workspace = new_buffer(program.tape.workspace, upstream.device)
-        addresses = [0 if t is None else t.data_ptr() for t in (*tensors, workspace)]
-        program.tape.play(addresses, upstream.device.index or 0)
+        tensors = (*kept, upstream, grad_queries, grad_gallery, workspace)
+        program.tape.play([0 if t is None else t.data_ptr() for t in tensors], upstream.device.index or 0)
         return grad_queries, whole
+    if shared_memory((*kept, upstream)) != shared_memory(kept):
+        upstream = upstream.clone()  # else the record would take it for a part of another tensor
+    tensors = (*kept, upstream, grad_queries, grad_gallery)
     call = _call_over(note, kept)
     state = Arena(upstream.device, kept[-1])
     with program.run(upstream.device, tensors, None) as arena:
@@ -154,8 +156,7 @@ def _programs_of(
 ) -> tuple[Program, Program]:
     """The records of calls like this one; a call is told apart by what its launches take for granted."""
     counts = None if pairs is None else (pairs.total, pairs.largest, pairs.are_lists)
-    signatures = tuple(signature_of(t) for t in tensors)
-    key = (call.rule, call.as_terms, call.moving, needs, call.queries.device, counts, signatures)
+    key = (call.rule, call.as_terms, call.moving, needs, call.queries.device, counts, signature_of(tensors))
     programs = _programs.pop(key, None) or (Program(), Program())
     _programs[key] = programs  # the last used stands last
     if len(_programs) > MOST_PROGRAMS:

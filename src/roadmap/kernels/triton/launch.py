@@ -75,7 +75,7 @@ class Tape:
 
 def _tape(record: list[Any], tensors: Sequence[Tensor | None], workspace: int) -> Tape | None:
     """The record with every tensor named by where it lies in `tensors`; None if one lies elsewhere."""
-    spans = [(t.data_ptr(), t.data_ptr() + max(t.nbytes, 1)) if t is not None else (0, 0) for t in tensors]
+    spans = [(0, 0) if t is None else _span(t) for t in tensors]
 
     def place(argument: Any) -> tuple[int, Any] | None:
         if not isinstance(argument, Tensor):
@@ -129,9 +129,31 @@ class Program:
         self.size = arena.used
 
 
-def signature_of(tensor: Tensor | None) -> Any:
-    """What a recorded launch takes for granted about a tensor."""
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15 == 0)
+def signature_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """What recorded launches take for granted about the tensors of a call.
+
+    That is also which of them lie in one another: a record names each by where it lies, and where queries and gallery
+    are one tensor it cannot say which of the two a kernel was given.
+    """
+    alone = (None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15 == 0) for t in tensors)
+    return (*alone, shared_memory(tensors))
+
+
+def shared_memory(tensors: Sequence[Tensor | None]) -> tuple[tuple[int, int, int], ...]:
+    """Each tensor that begins within another: which it is, which the other, and how many bytes further on."""
+    spans = sorted([(*_span(t), n) for n, t in enumerate(tensors) if t is not None])
+    found, begins, furthest, owner = [], 0, 0, -1
+    for first, end, n in spans:
+        if first < furthest and end > first:
+            found.append((n, owner, first - begins))
+        if end > furthest:
+            begins, furthest, owner = first, end, n
+    return tuple(found)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    return first, first + tensor.nbytes
 
 
 def play_or_record(
@@ -139,7 +161,7 @@ def play_or_record(
     launch_all: Callable[[Arena], None],
 ) -> None:  # fmt: skip
     """Launches over `given` and `buffer`, from a record where there is one of calls like this."""
-    program = programs.setdefault((device, *(signature_of(t) for t in given)), Program())
+    program = programs.setdefault((device, signature_of(given)), Program())
     if program.tape is not None:
         program.tape.play([t.data_ptr() for t in (*given, buffer)], device.index or 0)
     else:

@@ -140,10 +140,11 @@ def _add_splits(Partial, Out, size, splits, out_first, BLOCK: tl.constexpr):
     tl.store(Out + out_first + at, total, mask=at < size)
 
 
-def product_splits(rows: int, inner: int, dims: int) -> tuple[int, int]:
-    """In how many parts the inner dimension of a product is taken, to fill the GPU, and how long each is."""
+def product_splits(rows: int, inner: int, dims: int, most: int = PROGRAMS) -> tuple[int, int]:
+    """In how many parts, `most` or fewer, the inner dimension of a product is taken, to fill the GPU; how long each
+    is. A smaller product may be taken in so many more parts than a larger one that they have more rows in all."""
     programs = (rows // TILE) * (dims // _columns(dims))
-    splits = max(1, min(PROGRAMS // 4 // programs, inner // (8 * DEPTH)))
+    splits = max(1, min(PROGRAMS // 4 // programs, inner // (8 * DEPTH), most))
     per_split = triton.cdiv(triton.cdiv(inner, splits), DEPTH) * DEPTH
     return triton.cdiv(inner, per_split), per_split
 
@@ -156,10 +157,13 @@ def add_product(
     halves: tuple[Tensor, Tensor], transposed: bool, rows: int, inner: int, units: UnitVectors, u_first: int,
     out: Tensor, out_first: int, factors: Tensor, partial: Tensor,
 ) -> None:  # fmt: skip
-    """out[out_first:][:rows] += W units[u_first:][:inner], W the block in `halves` or its transpose."""
+    """out[out_first:][:rows] += W units[u_first:][:inner], W the block in `halves` or its transpose.
+
+    In no more parts than `partial` has room for, which was made for whole blocks: the last may be a smaller one.
+    """
     width, dims = halves[0].shape[1], units.dimensions
     stride_row, stride_inner = (1, width) if transposed else (width, 1)
-    splits, per_split = product_splits(rows, inner, dims)
+    splits, per_split = product_splits(rows, inner, dims, len(partial) // rows)
     size = rows * dims
     launch(_product, (rows // TILE, dims // _columns(dims), splits),
         halves[0], halves[1], units.hi, units.lo, factors, partial if splits > 1 else out, inner, per_split, size,

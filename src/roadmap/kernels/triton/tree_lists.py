@@ -146,7 +146,7 @@ def relevant_items(call: TreeCall) -> Relevant:
     _room(measured, M, parts)
     buffer = torch.zeros(measured.used, device=device, dtype=torch.uint8)
     found = _room(Arena(device, buffer), M, parts)
-    key = (device, mode, call.rule.include_self, *(signature_of(t) for t in given))
+    key = (device, mode, call.rule.include_self, signature_of(given))
     program = _counting.setdefault(key, Program())
     if program.tape is not None:
         program.tape.play([0 if t is None else t.data_ptr() for t in (*given, buffer)], device.index or 0)

@@ -131,7 +131,7 @@ def _tidy(call: TreeCall) -> TreeCall:
 
 def _program_of(key: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Program:
     """The record of calls like this one; a call is told apart by what its launches take for granted."""
-    whole = (*key, *(signature_of(t) for t in tensors))
+    whole = (*key, signature_of(tensors))
     program = _programs.pop(whole, None) or Program()
     _programs[whole] = program  # the last used stands last
     if len(_programs) > MOST_PROGRAMS:
