@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import pickle
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -21,11 +21,14 @@ from roadmap.data.batches.delivery import Order, Resident, Streamed, Threaded
 from roadmap.data.batches.loading import training_batches
 from roadmap.data.batches.samplers import MPerClass
 from roadmap.data.pictures.compression import compressed_picture
+from roadmap.data.pictures.contents import CHECKSUM, HEIGHT, LENGTH, OFFSET, PackError
 from roadmap.data.pictures.images import PictureError, small_picture
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import CHECKSUM, HEIGHT, LENGTH, OFFSET, Pack, PackError, index_name
+from roadmap.data.pictures.packs import Pack
 from roadmap.data.pictures.policy import fresh_pack, pack_for
 from roadmap.data.records import Records
+
+from .forging import forged_index
 
 CPU = torch.device("cpu")
 SIDE = 48
@@ -128,6 +131,37 @@ def test_any_picture_keeps_its_shape_and_its_pixels_where_nothing_is_done_to_it(
     assert again or min(width, height) <= side
 
 
+@pytest.mark.parametrize("kind", [False, True])
+def test_every_file_is_read_once(kind, records, monkeypatch):
+    """So that what is kept is what was decoded, and a slow disk is asked once."""
+    opened: Counter[str] = Counter()
+    plain_open = open
+
+    def counted(file, *arguments, **more):
+        opened[str(file)] += 1
+        return plain_open(file, *arguments, **more)
+
+    monkeypatch.setattr("builtins.open", counted)
+    monkeypatch.setattr("io.open", counted)
+    pack(records, SIDE, workers=0, progress=False, compressed=kind)
+    assert {opened[str(records.path(i))] for i in range(len(records))} == {1}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no picture", b"\xff\xd8\xff\xe0 cut", "a folder"])
+def test_what_cannot_be_packed_is_said_in_the_same_words(content, tmp_path):
+    path = tmp_path / "bad.jpg"
+    if content == "a folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PictureError) as decoded:
+        small_picture(path, None, SIDE)
+    with pytest.raises(PictureError) as kept:
+        compressed_picture(path, None, SIDE)
+    assert str(kept.value) == str(decoded.value)
+    assert kept.value.path == str(path)
+
+
 def test_processes_write_the_same_bytes_as_one(records, tmp_path):
     alone = compressed(records, folder=tmp_path / "one")
     many = pack(records, SIDE, tmp_path / "many", 2, progress=False, compressed=True)
@@ -184,27 +218,17 @@ def test_damage_stops_a_run_by_the_name_of_the_picture_in_every_way_of_reading(r
         Resident(made, crop, CPU)
 
 
-def rewritten(folder, change) -> None:
-    """The index with a change, under the name of its new content: only what it says can give it away."""
-    about = json.loads((folder / "pack.json").read_text())
-    index = np.load(folder / about["index"])
-    change(index)
-    about["index"] = index_name(index)
-    np.save(folder / about["index"], index)
-    (folder / "pack.json").write_text(json.dumps(about))
-
-
 @pytest.mark.parametrize(("column", "value"), [(LENGTH, 10**9), (LENGTH, -1), (OFFSET, 10**12), (OFFSET, -5)])
 def test_no_picture_reaches_outside_its_file(column, value, records):
     folder = compressed(records).folder
-    rewritten(folder, lambda index: index.__setitem__((2, column), value))
+    forged_index(folder, lambda index: index.__setitem__((2, column), value))
     with pytest.raises(PackError, match="picture 2 reaches outside its file"):
         Pack.open(folder)
 
 
 def test_another_size_than_the_index_says_is_refused(records):
     folder = compressed(records).folder
-    rewritten(folder, lambda index: index.__setitem__((2, HEIGHT), 47))
+    forged_index(folder, lambda index: index.__setitem__((2, HEIGHT), 47))
     with pytest.raises(PackError, match=r"small.png is damaged .* \(64 x 48 pixels instead of 64 x 47\)"):
         Pack.open(folder).picture(2)
 
@@ -217,7 +241,7 @@ def test_what_is_no_picture_is_refused_though_its_checksum_is_right(records):
     raw[offset : offset + length] = pickle.dumps(print).ljust(length, b"x")
     path.write_bytes(raw)
     found = zlib.crc32(bytes(raw[offset : offset + length]))
-    rewritten(made.folder, lambda index: index.__setitem__((2, CHECKSUM), found))
+    forged_index(made.folder, lambda index: index.__setitem__((2, CHECKSUM), found))
     with pytest.raises(PackError, match=r"small.png is damaged .* \(not a picture that Pillow can read\)"):
         Pack.open(made.folder).picture(2)
 

@@ -257,7 +257,7 @@ def test_heic_is_read_where_its_companion_is_installed(tmp_path, heif_installed,
     registered = []
     pillows = Image.open
 
-    def opened(file):
+    def opened(file, formats=None):
         return pillows(io.BytesIO(encoded("PNG")) if registered else file)
 
     monkeypatch.setattr(Image, "open", opened)

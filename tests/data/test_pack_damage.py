@@ -18,8 +18,9 @@ import pytest
 import roadmap.atomic
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import packing
+from roadmap.data.pictures.contents import PackError
 from roadmap.data.pictures.packing import pack, pack_of
-from roadmap.data.pictures.packs import Pack, PackError, pack_folder
+from roadmap.data.pictures.packs import Pack, pack_folder
 from roadmap.data.pictures.policy import fresh_pack, pack_for
 from roadmap.data.records import Records
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 
 import numpy as np
@@ -12,9 +11,10 @@ from PIL import Image
 
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import images, packing
+from roadmap.data.pictures.contents import PackError
 from roadmap.data.pictures.images import PictureError, picture, thumbnail
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import Pack, PackError, pack_folder
+from roadmap.data.pictures.packs import Pack, pack_folder
 from roadmap.data.pictures.policy import fresh_pack
 
 from . import layouts
@@ -187,37 +187,6 @@ def test_errors_cross_from_worker_processes(records):
     records.path(3).write_bytes(b"x")
     with pytest.raises(PictureError, match=records.paths[3]):
         pack(records, 20, workers=2, progress=False)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder, about: about.update(version=99), "not a pack of version 1"),
-        (lambda folder, about: about.update(format="zip"), "not a pack of version 1"),
-        (lambda folder, about: about["keys"].pop(), "is damaged"),
-        (lambda folder, about: (folder / about["shards"][1][0]).write_bytes(b"short"), "has 5 bytes instead of"),
-        (lambda folder, about: (folder / about["shards"][1][0]).unlink(), "is damaged"),
-        (lambda folder, about: reaching_outside(folder / about["index"]), "picture 2 reaches outside its file"),
-        (lambda folder, about: holding_objects(folder / about["index"]), "is damaged"),
-    ],
-)
-def test_damage_is_noticed_when_the_pack_is_opened(damage, message, records):
-    folder = pack(records, 20, workers=0, progress=False).folder
-    about = json.loads((folder / "pack.json").read_text())
-    damage(folder, about)
-    (folder / "pack.json").write_text(json.dumps(about))
-    with pytest.raises(PackError, match=message):
-        Pack.open(folder)
-
-
-def reaching_outside(path):
-    index = np.load(path)
-    index[2, 1] = 10**9
-    np.save(path, index)
-
-
-def holding_objects(path):
-    np.save(path, np.asarray([{}], dtype=object), allow_pickle=True)
 
 
 class Runs:

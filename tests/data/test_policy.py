@@ -9,8 +9,9 @@ from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
 from roadmap.data.pictures import policy
 from roadmap.data.pictures.compression import QUALITY, SMALLER
+from roadmap.data.pictures.contents import PackError
 from roadmap.data.pictures.packing import pack, pack_of
-from roadmap.data.pictures.packs import PackError, pack_folder
+from roadmap.data.pictures.packs import pack_folder
 from roadmap.data.pictures.policy import drawn_pack, fresh_pack, needed_side, pack_for
 from roadmap.data.records import Records
 

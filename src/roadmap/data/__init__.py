@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from roadmap.data.datasets import READERS as READERS
     from roadmap.data.datasets import SOURCES as SOURCES
     from roadmap.data.datasets import dataset as dataset
+    from roadmap.data.pictures.contents import PackError as PackError
     from roadmap.data.pictures.images import PictureError as PictureError
     from roadmap.data.pictures.images import picture as picture
     from roadmap.data.pictures.packing import pack as pack
     from roadmap.data.pictures.packs import Pack as Pack
-    from roadmap.data.pictures.packs import PackError as PackError
     from roadmap.data.pictures.packs import pack_folder as pack_folder
     from roadmap.data.pictures.packs import picture_key as picture_key
     from roadmap.data.pictures.policy import drawn_pack as drawn_pack

@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from roadmap.data import Pack, Records, VectorPack, evaluation_batches, picture_key
-from roadmap.data.pictures.packs import cache_folder, index_name, source_stamp
+from roadmap.data.pictures.contents import index_name
+from roadmap.data.pictures.packs import cache_folder, source_stamp
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.pictures.vectors import NONE
 from roadmap.embeddings import Embeddings

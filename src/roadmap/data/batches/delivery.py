@@ -20,7 +20,8 @@ from torch import Tensor
 
 from roadmap.data.batches.crops import CentreCrop, Crop, Windows
 from roadmap.data.batches.resampling import cpu_crop, read_ranges, resized_crops, write_network_input
-from roadmap.data.pictures.packs import CHANNELS, Pack
+from roadmap.data.pictures.contents import CHANNELS
+from roadmap.data.pictures.packs import Pack
 from roadmap.data.pictures.vectors import VectorPack
 from roadmap.data.records import Floats, Ints
 

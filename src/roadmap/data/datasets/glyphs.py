@@ -20,9 +20,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from roadmap.atomic import sole_writer
 from roadmap.data.datasets.sources import GLYPH_SIZE
+from roadmap.data.pictures.contents import PackError
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.pictures.packing import pack_of
-from roadmap.data.pictures.packs import Pack, PackError, cache_folder
+from roadmap.data.pictures.packs import Pack, cache_folder
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints, Records, numbers_of
 from roadmap.data.trees import tree_over_classes

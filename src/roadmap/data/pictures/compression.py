@@ -10,9 +10,18 @@ import io
 import zlib
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
-from roadmap.data.pictures.images import GIVEN, Box, PictureError, Pixels, picture, thumbnail, upright
+from roadmap.data.pictures.images import (
+    GIVEN,
+    Box,
+    PictureError,
+    Pixels,
+    file_in_memory,
+    thumbnail,
+    upright,
+)
 
 QUALITY = 95  # of JPEG, with colour in full resolution: hardly to be seen, at a seventh of the decoded bytes
 SMALLER = 7  # times, about, than decoded
@@ -26,10 +35,11 @@ def compressed_picture(path: Path | str, box: Box | None, side: int) -> tuple[by
     Raises:
         PictureError: as `upright`.
     """
-    whole = upright(path, box)
+    file = file_in_memory(path)  # read once: what is kept is what was decoded
+    whole = upright(file, box)
     small = thumbnail(whole, side)
     if box is None and small is whole:
-        raw = Path(path).read_bytes()
+        raw = file.getvalue()
         if len(raw) * _LEAST <= whole.width * whole.height * 3 and _format(raw) in _KEPT:
             return raw, (small.height, small.width), False
     found = io.BytesIO()
@@ -45,7 +55,8 @@ def decoded_picture(raw: bytes, checksum: int, shape: tuple[int, int, int]) -> P
     """
     if zlib.crc32(raw) != checksum:  # damage may leave something that can be decoded
         raise PictureError(GIVEN, "its bytes are not what was written")
-    found = picture(io.BytesIO(raw))
+    # the size first: bytes that claim another are not decoded, and no memory is asked for what they claim
+    found = np.asarray(upright(io.BytesIO(raw), formats=_KEPT, size=(shape[1], shape[0])))
     if found.shape != shape:
         raise PictureError(GIVEN, f"{found.shape[1]} x {found.shape[0]} pixels instead of {shape[1]} x {shape[0]}")
     return found

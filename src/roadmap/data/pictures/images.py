@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import warnings
 from pathlib import Path
 from typing import BinaryIO
@@ -52,14 +53,28 @@ def picture(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
     return np.asarray(upright(file, box, max_pixels))
 
 
-def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """As `picture`, but a Pillow image of mode RGB."""
+def upright(
+    file: File,
+    box: Box | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] | None = None,
+    size: tuple[int, int] | None = None,
+) -> Image.Image:
+    """As `picture`, but a Pillow image of mode RGB.
+
+    Args:
+        file, box, max_pixels: as of `picture`.
+        formats: that Pillow may take it for; None for all.
+        size: width and height, in either order, that it has to have: what its header claims is not decoded otherwise.
+    """
     path = _name(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning, and notes on odd metadata
-            with _open(file) as opened:
+            with _open(file, formats) as opened:
                 width, height = opened.size
+                if size is not None and sorted(size) != sorted(opened.size):
+                    raise PictureError(path, f"{width} x {height} pixels instead of {size[0]} x {size[1]}")
                 if width * height > max_pixels:
                     raise PictureError(path, f"{width} x {height} pixels, more than the {max_pixels} allowed")
                 if ImageFile.LOAD_TRUNCATED_IMAGES:
@@ -71,6 +86,20 @@ def upright(file: File, box: Box | None = None, max_pixels: int = MAX_PIXELS) ->
     except Exception as error:  # Pillow's decoders raise whatever comes to them on damaged files
         raise PictureError(path, _reason(file, error)) from error
     return image if box is None else _cut(path, image, box)
+
+
+def file_in_memory(path: Path | str) -> io.BytesIO:
+    """A file, read whole and once, to be decoded and kept.
+
+    Raises:
+        PictureError: when it cannot be read.
+    """
+    try:
+        found = io.BytesIO(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise PictureError(path, _reason(path, error)) from error
+    found.name = str(path)  # as of a file, for what is said of it
+    return found
 
 
 def picture_size(file: File) -> tuple[int, int]:
@@ -95,11 +124,11 @@ def _name(file: File) -> str:
     return str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", GIVEN))
 
 
-def _open(file: File) -> Image.Image:
+def _open(file: File, formats: tuple[str, ...] | None = None) -> Image.Image:
     try:
-        return Image.open(file)
+        return Image.open(file, formats=formats)
     except UnidentifiedImageError:
-        if not _holds_heif(file) or not reads_heif():
+        if formats is not None or not _holds_heif(file) or not reads_heif():
             raise
     return Image.open(file)
 

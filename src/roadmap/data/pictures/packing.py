@@ -18,12 +18,12 @@ import numpy as np
 
 from roadmap.atomic import remove_leftovers, sole_writer, sync_folder, whole_file
 from roadmap.data.pictures.compression import QUALITY
-from roadmap.data.pictures.images import Pixels
-from roadmap.data.pictures.packs import (
+from roadmap.data.pictures.contents import (
     CHANNELS,
     CHECKSUM,
     COLUMNS,
     COMPRESSED,
+    DESCRIPTION,
     FORMAT,
     HEIGHT,
     LENGTH,
@@ -34,19 +34,20 @@ from roadmap.data.pictures.packs import (
     SOURCE_SIZE,
     VERSION,
     WIDTH,
-    Pack,
     PackError,
+    described,
     index_name,
-    pack_folder,
-    picture_key,
-    source_stamp,
+    sealed,
 )
+from roadmap.data.pictures.images import Pixels
+from roadmap.data.pictures.packs import Pack, pack_folder, picture_key, source_stamp
 from roadmap.data.pictures.processes import answers
-from roadmap.data.pictures.shards import OnError, Shard, keep, write_json, written_shard
+from roadmap.data.pictures.shards import OnError, Shard, keep, written_shard
 from roadmap.data.records import Records
 from roadmap.progress import bar
 
-SHARD = 256  # pictures a file: enough work per task, few enough to redo after an interruption
+SHARD = 64  # pictures a file at least: enough work for a task, few enough that no process is long alone with the last
+FILES = 512  # at most: each stays open while the pack is in use, and many systems allow a process 1,024
 _THREADS = 8  # that bring shards to the disk; one waits for it 10 to 40 ms each time
 _DRAWN = "pixels-drawn.u8"  # until their content has given them a name
 
@@ -123,8 +124,9 @@ def _when_kept(shard: Shard, kept: Future[None]) -> Shard:
 
 
 def _shards(records: Records, side: int, compressed: bool) -> Iterator[Shard]:
-    for number, first in enumerate(range(0, len(records), SHARD)):
-        rows = range(first, min(first + SHARD, len(records)))
+    length = shard_length(len(records))
+    for number, first in enumerate(range(0, len(records), length)):
+        rows = range(first, min(first + length, len(records)))
         paths = tuple(str(records.path(i)) for i in rows)
         boxes, stamps = tuple(records.box(i) for i in rows), tuple(source_stamp(Path(p)) for p in paths)
         kind = [COMPRESSED, QUALITY] if compressed else [VERSION]
@@ -134,13 +136,21 @@ def _shards(records: Records, side: int, compressed: bool) -> Iterator[Shard]:
         yield Shard(file, first, paths, boxes, stamps, side, compressed)
 
 
+def shard_length(count: int) -> int:
+    """Pictures in a file of a pack of so many. It is doubled, not fitted, so that a few more pictures change none."""
+    length = SHARD
+    while count > length * FILES:
+        length *= 2
+    return length
+
+
 def _seal_shards(records: Records, side: int, folder: Path, shards: Sequence[Shard], compressed: bool) -> Pack:
     index = np.zeros((len(records), COLUMNS[compressed]), dtype=np.int64)
     keys = [picture_key(records, i) for i in range(len(records))]
     failures: dict[str, str] = {}
     again = 0
     for number, shard in enumerate(shards):
-        about = json.loads((folder / shard.file).with_suffix(".json").read_text())
+        about = described((folder / shard.file).with_suffix(".json"))
         part, sizes = index[shard.first : shard.first + len(shard.paths)], np.asarray(about["sizes"], dtype=np.int64)
         part[:, SHARD_COLUMN] = number
         part[:, [HEIGHT, WIDTH]] = sizes[:, :2]
@@ -182,7 +192,8 @@ def seal(
         "keys": list(keys),
         **(facts or {}),
     }
-    write_json(folder / "pack.json", about)
+    with whole_file(folder / DESCRIPTION) as temporary:
+        Path(temporary).write_bytes(sealed(about))
     kept = {name, *files, *(Path(file).with_suffix(".json").name for file in files)}
     for old in [*folder.glob("pixels-*"), *folder.glob("index-*.npy")]:
         if old.name not in kept:

@@ -1,22 +1,9 @@
-"""A pack: pictures decoded once, as uint8 in memory-mapped files, found again by path.
-
-    pixels-00000-<hash>.u8     (H, W, 3) pictures one after another, `SHARD` to a file
-    pixels-00000-<hash>.json   their heights and widths, and what could not be decoded
-    index-<hash>.npy           (N, 6) int64: shard, offset in bytes, height, width, source size, source mtime in ns
-    pack.json                  what the pack holds; written last, so a folder with it is complete
-
-A compressed pack holds encoded bytes instead (`compression`), in `.jpg` files, with two more columns in its index:
-length in bytes and their CRC-32, which is looked at whenever a picture is decoded.
-
-The hash names the sources (path, box, size, mtime) and the side, so an interrupted or outdated pack keeps every
-shard that is still right. JSON, npy without pickle, and raw bytes: nothing that is read can run code.
-"""
+"""A pack: pictures decoded once, as uint8 in memory-mapped files, found again by path. Its files: `contents`."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import mmap
 import os
 import re
@@ -29,18 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roadmap.data.pictures.compression import decoded_picture
+from roadmap.data.pictures.contents import (
+    CHANNELS,
+    CHECKSUM,
+    HEIGHT,
+    LENGTH,
+    NO_SOURCE,
+    SOURCE_MTIME,
+    SOURCE_SIZE,
+    WIDTH,
+    PackError,
+    contents,
+    lengths_of,
+)
 from roadmap.data.pictures.images import PictureError, Pixels
 from roadmap.data.records import Ints, Records
-
-FORMAT, VERSION, COMPRESSED = "roadmap-pack", 1, 2  # a program that knows of no compressed packs refuses version 2
-CHANNELS = 3
-SHARD_COLUMN, OFFSET, HEIGHT, WIDTH, SOURCE_SIZE, SOURCE_MTIME, LENGTH, CHECKSUM = range(8)
-COLUMNS = (6, 8)  # of the index of a pack, and of a compressed one
-NO_SOURCE = -2  # instead of size and time, for pictures that were drawn
-
-
-class PackError(ValueError):
-    """A pack that cannot be used, and what to do about it."""
 
 
 def cache_folder() -> Path:
@@ -64,10 +54,10 @@ def picture_key(records: Records, index: int) -> str:
 
 
 def source_stamp(path: Path) -> tuple[int, int]:
-    """Size and modification time in ns; (-1, -1) for a missing file."""
+    """Size and modification time in ns; (-1, -1) for a missing file, or what can be the name of none."""
     try:
         stat = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return -1, -1
     return stat.st_size, stat.st_mtime_ns
 
@@ -107,35 +97,8 @@ class Pack:
         Raises:
             PackError: when there is none, it is incomplete, damaged, or of another version.
         """
-        folder = Path(folder)
-        try:
-            about = json.loads((folder / "pack.json").read_text())
-        except FileNotFoundError as error:
-            raise PackError(f"no complete pack in {folder}; make one with `roadmap data pack`") from error
-        except ValueError as error:
-            raise PackError(f"{folder}/pack.json is damaged ({error}); run `roadmap data pack` again") from error
-        known = isinstance(about, dict) and about.get("format") == FORMAT
-        if not known or about.get("version") not in (VERSION, COMPRESSED):
-            versions = f"{VERSION} or {COMPRESSED}"
-            raise PackError(f"{folder} is not a pack of version {versions}; run `roadmap data pack` again")
-        try:
-            return cls._in_folder(folder, about)
-        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-            raise PackError(f"{folder} is damaged ({error}); run `roadmap data pack` again") from error
-
-    @classmethod
-    def _in_folder(cls, folder: Path, about: dict[str, Any]) -> Pack:
-        index = np.load(folder / about["index"], allow_pickle=False)
-        shards = tuple(_memory_map(folder / name, size) for name, size in about["shards"])
-        keys, paths = tuple(about["keys"]), tuple(about["paths"])
-        compressed = about["version"] == COMPRESSED
-        if index.shape != (len(keys), COLUMNS[compressed]) or len(paths) != len(keys):
-            raise ValueError(f"an index of shape {index.shape} for {len(keys)} pictures")
-        _check_extents(index, shards)
-        if about["index"] != index_name(index):
-            raise ValueError(f"{about['index']} is not what was written")
-        facts = (about["quality"], about["again"]) if compressed else (None, 0)
-        return cls(folder, about["side"], Path(about["root"]), paths, keys, index, shards, about["failures"], *facts)
+        found = contents(Path(folder))
+        return cls(Path(folder), **{part.name: getattr(found, part.name) for part in dataclasses.fields(found)})
 
     def __reduce__(self) -> tuple[Any, tuple[Path, tuple[str, ...]]]:
         """For other processes: they open it themselves; not a byte of the pictures is sent."""
@@ -176,7 +139,7 @@ class Pack:
     def kept_bytes(self, index: int) -> Pixels:
         """The bytes that the pack holds of picture `index`, a view."""
         shard, offset = self.index[index, :2].tolist()
-        kept: Pixels = self.shards[shard][offset : offset + int(_lengths(self.index[index : index + 1])[0])]
+        kept: Pixels = self.shards[shard][offset : offset + int(lengths_of(self.index[index : index + 1])[0])]
         return kept
 
     def _decoded(self, index: int, kept: Pixels) -> Pixels:
@@ -261,33 +224,3 @@ class Pack:
 
 def _selection(folder: Path, keys: tuple[str, ...]) -> Pack:
     return Pack.open(folder)._select(keys)
-
-
-def index_name(index: Ints) -> str:
-    """The file of an index, named by its content."""
-    return f"index-{hashlib.sha256(index.tobytes()).hexdigest()[:16]}.npy"
-
-
-def _memory_map(path: Path, size: int) -> NDArray[np.uint8]:
-    if path.stat().st_size != size:
-        raise ValueError(f"{path.name} has {path.stat().st_size} bytes instead of {size}")
-    if size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, np.uint8)
-    return np.memmap(path, np.uint8, "r")
-
-
-def _lengths(index: Ints) -> Ints:
-    """Bytes that a pack holds of each picture."""
-    compressed = index.shape[1] == COLUMNS[True]
-    return index[:, LENGTH] if compressed else index[:, HEIGHT] * index[:, WIDTH] * CHANNELS
-
-
-def _check_extents(index: Ints, shards: tuple[NDArray[np.uint8], ...]) -> None:
-    """No picture may reach outside its file, whatever the index says."""
-    sizes = np.asarray([len(shard) for shard in shards] or [0], dtype=np.int64)
-    shard, offset, height, width = index[:, :4].T
-    lengths = _lengths(index)
-    inside = (shard >= 0) & (shard < len(sizes)) & (offset >= 0) & (height >= 0) & (width >= 0) & (lengths >= 0)
-    inside &= offset + lengths <= sizes[np.clip(shard, 0, len(sizes) - 1)]
-    if not inside.all():
-        raise ValueError(f"picture {int(np.argmin(inside))} reaches outside its file")

@@ -7,13 +7,13 @@ had, by the function that packs them, so the pixels are the same to the bit. Tho
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from roadmap.data.pictures.compression import SMALLER
+from roadmap.data.pictures.contents import DESCRIPTION, FORMAT, PackError, described
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import FORMAT, Pack, PackError, pack_folder
+from roadmap.data.pictures.packs import Pack, pack_folder
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.records import Records
 
@@ -39,10 +39,10 @@ def drawn_pack(records: Records) -> Pack | None:
         PackError: when it is ours and damaged.
     """
     try:
-        about = json.loads((records.root / "pack.json").read_text())
+        about = described(records.root / DESCRIPTION)
     except (OSError, ValueError):
         return None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if about.get("format") != FORMAT:
         return None
     pack = Pack.open(records.root)
     return pack.of(records) if pack.drawn else None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from roadmap.atomic import settle, temporary_beside, whole_file
 from roadmap.data.pictures.compression import compressed_picture
+from roadmap.data.pictures.contents import CHANNELS, described
 from roadmap.data.pictures.images import Box, PictureError, small_picture
 
 OnError = Literal["raise", "skip"]
@@ -53,7 +54,7 @@ def written_shard(shard: Shard, folder: str, on_error: OnError) -> Written | Non
     It does not reach the disk here: the processes that decode never wait for that, the one that asked does (`keep`).
     """
     target = Path(folder) / shard.file
-    if _is_whole(target, on_error):
+    if _is_whole(target, shard, on_error):
         return None
     temporary = temporary_beside(target)
     try:
@@ -76,16 +77,20 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         Path(temporary).write_text(json.dumps(content))
 
 
-def _is_whole(target: Path, on_error: OnError) -> bool:
+def _is_whole(target: Path, shard: Shard, on_error: OnError) -> bool:
     """Whether an earlier run left this shard undamaged; one that skipped pictures does not do where that is an error.
 
     Every byte is read. That is done where a pack is made, and costs little beside decoding; not where it is opened.
     """
     try:
-        about = json.loads(target.with_suffix(".json").read_text())
-        found = target.stat().st_size, _described_checksum(_checksum(target), about["sizes"], about["failures"])
-        return found == (about["bytes"], about["crc32"]) and (on_error == "skip" or not about["failures"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or damaged in whatever way
+        about = described(target.with_suffix(".json"))
+        sizes, failures = about["sizes"], about["failures"]
+        lengths = [size[2] if shard.compressed else size[0] * size[1] * CHANNELS for size in sizes]
+        if len(sizes) != len(shard.paths) or sum(lengths) != about["bytes"] or (failures and on_error == "raise"):
+            return False
+        found = target.stat().st_size, _described_checksum(_checksum(target), sizes, failures)
+        return found == (about["bytes"], about["crc32"])
+    except (OSError, ValueError, LookupError, TypeError):  # missing, or damaged in whatever way
         return False
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roadmap.data.pictures.packs import PackError, picture_key
+from roadmap.data.pictures.contents import PackError
+from roadmap.data.pictures.packs import picture_key
 from roadmap.data.records import Ints, Records
 
 NONE = -1  # the row of a picture that could not be decoded
