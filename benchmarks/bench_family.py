@@ -3,16 +3,20 @@
     python benchmarks/bench_family.py                                                     # Glyphs, on a CPU
     python benchmarks/bench_family.py --recipe cub_vits --set data.root=CUB_200_2011 --set model.weights=FILE
     python benchmarks/bench_family.py --recipe cub_vits ... --only roadmap happier --seeds 0 1 2
+    python benchmarks/bench_family.py --recipe cub_resnet50_head ...    # what a frozen backbone permits; says what not
+    python benchmarks/bench_family.py --recipe cub_vits --table         # Markdown of what is measured; trains nothing
 
 The same command goes on where it was stopped: a run is kept below --out and is not trained again, and a row of
 benchmarks/results/family_RECIPE.csv, which is there as soon as it is measured, is not measured again. Percent, of the
-epoch that the recipe chooses. One seed says nothing of small differences.
+epoch that the recipe chooses, which each row names. One seed says nothing of small differences.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,10 +29,13 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from roadmap.atomic import whole_file  # noqa: E402
 from roadmap.config.composition import settings_from  # noqa: E402
+from roadmap.config.settings import SettingError, Settings  # noqa: E402
 from roadmap.data import pack_for  # noqa: E402
 from roadmap.encoder import Encoder  # noqa: E402
 from roadmap.engine import Stopped, fit_or_resume  # noqa: E402
+from roadmap.engine.auxiliary import check_auxiliary  # noqa: E402
 from roadmap.evaluation import evaluate  # noqa: E402
+from roadmap.experiments.sheet import Cell, Sheet  # noqa: E402
 from roadmap.runs import Run  # noqa: E402
 
 # A name is the loss; what else it needs stands beside it. What a loss learns itself starts at random, where a network
@@ -56,20 +63,48 @@ ROWS = {
     "contrastive_horde": ["auxiliary=horde", "optim.auxiliary_lr=1e-5"],
 }
 KEYS = ("loss", "seed")  # of a row
-RAN = ("device", "hardware", "torch", "commit", "date")  # `provenance`
+ASKED = ("recipe", "set", "seed", "epochs", "epoch", "select")
+RAN = ("device", "hardware", "torch", "commit", "date")  # `provenance`; the commit is that of the run
 SHOWN = ("R@1", "mAP@R", "H-AP", "ASI", "NDCG")
+OF_THE_MACHINE = ("data.root", "data.workers", "data.pack", "hardware")
+
+
+def settings_of(name: str, seed: int, arguments: argparse.Namespace) -> Settings:
+    own = [f"recipe={arguments.recipe}", f"loss={name}", *ROWS[name], f"seed={seed}"]
+    return settings_from([*own, f"run={folder_of(name, seed, arguments)}", *arguments.set])
+
+
+def told(arguments: argparse.Namespace) -> str:
+    """What was set for every run and means something elsewhere; of a file only its name."""
+    kept = (text for text in arguments.set if not text.startswith(OF_THE_MACHINE))
+    return " ".join(sorted(re.sub(r"=.*/", "=", text) for text in kept))
+
+
+def reason_against(name: str, arguments: argparse.Namespace) -> str:
+    """Why the recipe cannot train with this loss at all, such as a module that looks at feature maps which a frozen
+    backbone does not give; empty where it can."""
+    try:
+        settings = settings_of(name, 0, arguments)
+    except (ValueError, TypeError):
+        return ""  # a setting that is wrong, which is a failure and not a reason
+    try:
+        check_auxiliary(settings, None)
+    except SettingError as error:
+        return str(error)
+    return ""
 
 
 def row_of(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, str]:
     """Trains, or finds what was trained, and measures."""
-    run = folder_of(name, seed, arguments)
-    own = [f"recipe={arguments.recipe}", f"loss={name}", *ROWS[name], f"seed={seed}", f"run={run}"]
-    fit_or_resume(settings_from([*own, *arguments.set]), quiet=True)
-    found = metrics_of(run)
+    run = Run(fit_or_resume(settings_of(name, seed, arguments), quiet=True))
+    summary, found = run.summary(), metrics_of(run.folder)
     shown = [key for key in found if key in SHOWN or key.endswith((" R@1", " mAP@R"))]
-    minutes = Run(run).summary()["training seconds"] / 60
     row = {"loss": name, "also": " ".join(ROWS[name]), **{key: f"{100 * found[key]:.2f}" for key in shown}}
-    return row | {"training minutes": f"{minutes:.1f}", "seed": str(seed)}
+    row |= {"training minutes": f"{summary['training seconds'] / 60:.1f}", "recipe": arguments.recipe}
+    row |= {"set": told(arguments), "seed": str(seed), "epochs": str(summary["epochs"])}
+    row |= {"epoch": str(summary["best epoch"]), "select": str(summary["chosen by"])}
+    ran = json.loads((run.folder / "environment.json").read_text())
+    return row | {"commit": ran["commit"] or "unknown"}
 
 
 def folder_of(name: str, seed: int, arguments: argparse.Namespace) -> Path:
@@ -98,7 +133,7 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
     """Whole or not at all, in the order of ROWS, the seeds of a loss together."""
     rows.sort(key=lambda row: (list(ROWS).index(row["loss"]), int(row["seed"])))
     found = dict.fromkeys(key for row in rows for key in row)
-    ends = ("training minutes", "seed", *RAN)
+    ends = ("training minutes", *ASKED, *RAN)
     names = [*(name for name in found if name not in ends), *ends]
     with whole_file(path) as temporary, open(temporary, "w", newline="") as file:
         table = csv.DictWriter(file, names, restval="", lineterminator="\n")
@@ -107,33 +142,59 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def is_done(name: str, seed: int, rows: list[dict[str, str]], arguments: argparse.Namespace) -> bool:
+    """Measured, of a run that is there, with the same settings; with others, `fit_or_resume` says so."""
     here = (folder_of(name, seed, arguments) / "summary.json").is_file()
-    return here and any((row["loss"], row["seed"]) == (name, str(seed)) for row in rows)
+    asked = (name, str(seed), told(arguments))
+    return here and any((row["loss"], row["seed"], row.get("set", "")) == asked for row in rows)
+
+
+def sheet_of(rows: list[dict[str, str]], title: str) -> Sheet:
+    """What differs between the rows in columns, what they have in common below."""
+    names = list(dict.fromkeys(key for row in rows for key in row if key not in ("also", "torch", "date")))
+    alike = [key for key in (*ASKED, *RAN) if key in names and len({row.get(key, "") for row in rows}) == 1]
+    columns = [key for key in names if key not in alike]
+    cells = tuple(tuple(Cell(row.get(key, "")) for key in columns) for row in rows)
+    common = ", ".join(f"{key} {rows[0][key]}" for key in alike if rows[0].get(key))
+    return Sheet(title, tuple(columns), cells, (common,) if common else ())
 
 
 def main() -> int:
     arguments = arguments_given()
     arguments.results.mkdir(parents=True, exist_ok=True)  # before anything is trained
     path = arguments.results / f"family_{arguments.recipe}.csv"
-    ran = provenance("cuda" if torch.cuda.is_available() else "cpu")  # now: the code that was loaded is this commit's
+    if arguments.table:
+        print(sheet_of(rows_of(path), path.name).markdown())
+        return 0
+    against = {name: reason_against(name, arguments) for name in arguments.only}
+    for name in (name for name, why in against.items() if why):
+        print(f"left out  {name}: {against[name]}", flush=True)
+    failed = measure([name for name, why in against.items() if not why], path, arguments)
+    if rows := rows_of(path):
+        print(sheet_of(rows, path.name).text())
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def measure(names: list[str], path: Path, arguments: argparse.Namespace) -> list[str]:
+    """Writes a row for each loss and seed that has none; gives those that failed."""
+    ran = provenance("cuda" if torch.cuda.is_available() else "cpu")
     failed = []
     for seed in arguments.seeds:
-        for name in arguments.only:
+        for name in names:
             rows = rows_of(path)
             if is_done(name, seed, rows, arguments):
                 continue
             torch.compiler.reset()  # what was compiled for the model of one run would be guarded against the next
             try:
-                new = row_of(name, seed, arguments) | ran
+                new = ran | row_of(name, seed, arguments)
             except (ValueError, TypeError, RuntimeError, OSError, ArithmeticError) as error:
                 print(f"{name}, seed {seed}: {error}", file=sys.stderr, flush=True)
                 failed.append(f"{name} {seed}")
                 continue
             print("  ".join(f"{key} {value}" for key, value in new.items() if value), flush=True)
             write(path, [row for row in rows if [row[key] for key in KEYS] != [new[key] for key in KEYS]] + [new])
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return int(bool(failed))
+    return failed
 
 
 def arguments_given() -> argparse.Namespace:
@@ -143,6 +204,7 @@ def arguments_given() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every run")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="every loss with the first, then the next")
     parser.add_argument("--out", default="runs/family", help="where the runs are kept")
+    parser.add_argument("--table", action="store_true", help="print the rows as Markdown, and train nothing")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
 

@@ -10,12 +10,11 @@ from roadmap.experiments.orders import EPOCHS, claims_sheet, growth
 from roadmap.experiments.reproduction import reasons
 from roadmap.experiments.results import CHOSEN, LAST, Outcome, all_outcomes
 from roadmap.experiments.sheet import Sheet, row
-from roadmap.experiments.standings import compare
+from roadmap.experiments.standings import FLATTERY, compare
 from roadmap.experiments.verdicts import NOT_RUN, Line, sheet_of, side_by_side
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "reproduction.md", HERE.parent / "experiments" / "results"
-DRAWS = 2000  # of the bootstrap
 # What may stand in for the paper's pictures and networks, where it was run.
 HEAD = "resnet50_head"
 IN_PLACE = (("cub", None), ("cub", "vits"), ("cub", HEAD), ("glyphs", None))
@@ -54,10 +53,13 @@ roadmap compare experiments/results/cub_vits.jsonl            # the statistics a
   ImageNet that stays as it is and a projection that alone learns (`recipe=cub_resnet50_head`): features are computed
   once, there are no random crops, and numbers lie far below those of a fine-tuned network. It takes seconds on a CPU,
   so there can be many seeds: it shows what losses make of a projection, which need not be what they make of a network.
-- Where rows differ in their loss alone, a second table sets them against the best of them: p over seeds is that of the
-  paired t-test, p over queries that of McNemar's exact test (R@1) or of a bootstrap over classes (mAP@R), both after
-  Holm's correction; in bold what is not worse than the best. Two trained models may differ while two losses do not:
-  where there is one seed, p over queries says nothing of the losses.
+- Where rows differ in their loss alone, a second table sets them against the best of them. p over seeds is that of the
+  paired t-test. Over the queries of one seed there are two: a bootstrap over classes, and for R@1 McNemar's exact test,
+  which takes the queries of a class to be independent and is too sure of itself. All are after Holm's correction over
+  all pairs of rows, since the best is chosen by the same numbers ([experiments.md](experiments.md#compare-runs)). In
+  bold: the best, and what was tested and not found worse, over seeds where there are several in common, else over
+  queries, for R@1 by both tests. Two trained models may differ while two losses do not: where there is one seed, p over
+  queries says nothing of the losses.
 - Errata of the paper's own numbers: [maths.md](maths.md#its-numbers).
 """
 
@@ -149,10 +151,11 @@ def _statistics(one: Experiment, outcomes: Sequence[Outcome]) -> Iterator[str]:
         if len({one.about["key"] for one in runs.values()}) < 2:
             continue
         for epoch in (CHOSEN, LAST):
-            found = compare(list(runs.values()), epoch=epoch, draws=DRAWS)
+            found = compare(list(runs.values()), epoch=epoch)
             network = f"{backbone} ({stand_in})" if stand_in else backbone
             yield f"{dataset}, {network}, batch {batch or 'of the recipe'}, {found.selection}:\n"
-            yield f"{Sheet('', found.sheet.columns, found.sheet.rows).markdown()}\n"
+            remarks = tuple(text for text in found.remarks if text != FLATTERY)
+            yield f"{Sheet('', found.sheet.columns, found.sheet.rows, remarks).markdown()}\n"
 
 
 def _not_run(lines: Sequence[Line]) -> Sheet:

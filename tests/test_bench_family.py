@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,16 +33,16 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def bench(home: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def bench(home: Path, root: Path, *words: str, recipe: str = "cub_vits") -> subprocess.CompletedProcess[str]:
     settings = [f"--set={text}" for text in (f"data.root={root}", *TINY, *SHORT)]
-    command = [sys.executable, str(BENCHMARK), "--recipe", "cub_vits", "--out", str(home / "runs"), *settings, *words]
+    command = [sys.executable, str(BENCHMARK), "--recipe", recipe, "--out", str(home / "runs"), *settings, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ROADMAP_CACHE": str(home / "cache")}
     command += ["--results", str(home)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def rows_of(home: Path) -> dict[tuple[str, str], dict[str, str]]:
-    with (home / "family_cub_vits.csv").open(newline="") as file:
+def rows_of(home: Path, recipe: str = "cub_vits") -> dict[tuple[str, str], dict[str, str]]:
+    with (home / f"family_{recipe}.csv").open(newline="") as file:
         return {(row["loss"], row["seed"]): row for row in csv.DictReader(file)}
 
 
@@ -59,11 +61,47 @@ def test_a_row_is_kept_and_a_failed_one_leaves_the_others(birds: Path, tmp_path:
     first = bench(tmp_path, birds, "--only", "roadmap")
     assert first.returncode == 0, first.stderr
     kept = rows_of(tmp_path)["roadmap", "0"]
-    again = bench(tmp_path, birds, "--only", "roadmap", "happier", "--set", "loss.lam=1.0", "--seeds", "0", "1")
+    again = bench(tmp_path, birds, "--only", "roadmap", "happier", "--seeds", "0", "1")
     assert again.returncode == 0, again.stderr
     assert rows_of(tmp_path)["roadmap", "0"] == kept
     assert list(rows_of(tmp_path)) == [("roadmap", "0"), ("roadmap", "1"), ("happier", "0"), ("happier", "1")]
+    # a row of other settings is not taken for these
+    other = bench(tmp_path, birds, "--only", "roadmap", "--set", "loss.lam=1.0")
+    assert other.returncode == 1
+    assert "roadmap, seed 0: " in other.stderr
+    assert "already holds a run with loss.lam=0.5, not 1.0" in other.stderr
     wrong = bench(tmp_path, birds, "--only", "recall_at_k", "supap", "--set", "loss.rho=50")
     assert wrong.returncode == 1
     assert "recall_at_k, seed 0" in wrong.stderr
     assert ("supap", "0") in rows_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_frozen_backbone_leaves_out_what_it_cannot_give_and_rows_say_what_they_are(
+    birds: Path, tmp_path: Path
+) -> None:
+    run = bench(tmp_path, birds, recipe="cub_resnet50_head")
+    assert run.returncode == 0, run.stderr
+    rows = rows_of(tmp_path, "cub_resnet50_head")
+    assert len(rows) == 16
+    for name in ("margin_distance_weighted", "contrastive_horde"):
+        (said,) = re.findall(rf"^left out  {name}: (.*)$", run.stdout, re.MULTILINE)
+        assert said.startswith("model.freeze_backbone=true keeps the pooled features alone")
+        assert (name, "0") not in rows
+    for row in rows.values():
+        made = tmp_path / "runs" / f"cub_resnet50_head_{row['loss']}_0" / "environment.json"
+        expected = {
+            "recipe": "cub_resnet50_head", "seed": "0", "epochs": "1", "epoch": "1", "select": "last",
+            "set": "data.batch_size=8 data.batches=2 data.image=32 data.resize=32 epochs=1 model.name=test_vit "
+            "model.weights=random",
+            "commit": json.loads(made.read_text())["commit"] or "unknown",
+        }  # fmt: skip
+        assert {key: row[key] for key in expected} == expected
+        assert row["hardware"]
+    table = run.stdout[run.stdout.index("family_cub_resnet50_head.csv") :]
+    assert all(re.search(rf"^{name} .*{row['mAP@R']}", table, re.MULTILINE) for (name, _), row in rows.items())
+    assert "recipe cub_resnet50_head, set data.batch_size=8" in table
+    assert "seed 0, epochs 1, epoch 1, select last" in table
+    shown = bench(tmp_path, birds, "--table", recipe="cub_resnet50_head")
+    assert shown.stdout.startswith("| loss | R@1 | mAP@R |")
+    assert len(shown.stdout.splitlines()) == 2 + 16 + 2

@@ -20,7 +20,7 @@ from roadmap.experiments import BatchChoice, gap_of
 from roadmap.experiments.gap import decrease
 from roadmap.metrics import DecomposabilityGap
 
-from .worlds import vectors
+from .worlds import CLASSES, vectors
 
 
 @given(
@@ -78,7 +78,7 @@ def test_items_without_a_label_are_of_no_class() -> None:
     labelled = vectors(1.0, 0)
     labels = labelled.labels.clone()
     labels[:3] = -1
-    named = Embeddings(labelled.vectors, labels, labelled.ids, tuple(f"c{i}" for i in range(12)))
+    named = Embeddings(labelled.vectors, labels, labelled.ids, tuple(f"c{i}" for i in range(CLASSES)))
     assert gap_of(named, BatchChoice(10, draws=1)).queries == len(labels) - 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -11,7 +12,16 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roadmap.experiments.statistics import clustered_bootstrap, estimate, holm, mcnemar, paired_t
+from roadmap.experiments.statistics import (
+    FEWEST_CLASSES,
+    clustered_bootstrap,
+    clustered_bootstraps,
+    estimate,
+    holm,
+    mcnemar,
+    paired_t,
+    t_quantile,
+)
 
 # Student (1908): hours of sleep gained by ten patients with two drugs.
 FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -54,10 +64,20 @@ def test_an_estimate_by_hand() -> None:
     assert all(map(math.isnan, (alone.sd, alone.low, alone.high)))
 
 
-def test_equal_differences_have_no_spread_to_judge_by() -> None:
-    assert paired_t([1, 2, 3], [1, 2, 3]).p == 1
-    always = paired_t([1, 2, 3], [2, 3, 4])
-    assert (always.difference, always.p, always.effect) == (1, 0, math.inf)
+@pytest.mark.parametrize("shift", [1.0, 0.1])  # 0.1 more is not the same number in all of them, but for rounding
+def test_equal_differences_have_no_spread_to_judge_by(shift: float) -> None:
+    """t would be infinite, and p zero, of two runs as of a hundred."""
+    first = [0.5, 0.7, 0.9]
+    assert paired_t(first, first).p == 1
+    always = paired_t(first, [value + shift for value in first])
+    assert always.difference == pytest.approx(shift)
+    assert all(map(math.isnan, (always.p, always.effect, always.low, always.high)))
+
+
+def test_equal_runs_say_nothing_of_how_much_runs_differ() -> None:
+    found = estimate([0.3, 0.1 + 0.2])
+    assert (found.sd, found.n) == (0, 2)
+    assert all(map(math.isnan, (found.low, found.high)))
 
 
 @given(answers)
@@ -84,35 +104,68 @@ def test_mcnemar_by_hand() -> None:
 
 
 def test_the_bootstrap_draws_whole_classes() -> None:
-    """The same draws, by a loop over the queries of the classes that were drawn."""
+    """The same draws, by a loop over the queries of the classes that were drawn; the percentiles of the interval are
+    those between which t, not z, has 95 of 100, wider by the root of k / (k - 1)."""
     draw = np.random.default_rng(3)
-    clusters = np.repeat([4, 7, 9, 20], [2, 5, 3, 6])
-    a, b = draw.random(16), draw.random(16)
+    k = 22
+    clusters = np.repeat(draw.permutation(100)[:k], draw.integers(2, 6, k))
+    a, b = draw.random(len(clusters)), draw.random(len(clusters)) + 0.1
     a[3] = np.nan
     found = clustered_bootstrap(a, b, clusters, draws=200, seed=5)
-    weights = np.random.default_rng(5).multinomial(4, [0.25] * 4, 200)
+    weights = np.random.default_rng(5).multinomial(k, [1 / k] * k, 200)
     means = []
     for times in weights:
         drawn = [
             b[i] - a[i]
-            for label, count in zip([4, 7, 9, 20], times, strict=True)
+            for label, count in zip(sorted(set(clusters)), times, strict=True)
             for _ in range(count)
-            for i in range(16)
+            for i in range(len(clusters))
             if clusters[i] == label and i != 3
         ]
         means.append(sum(drawn) / len(drawn))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])))
+    assert t_quantile(21) == pytest.approx(2.0796, abs=1e-4)  # any printed table
+    tail = scipy.stats.norm.cdf(-2.0796 * math.sqrt(22 / 21))
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [tail, 1 - tail])), abs=1e-5)
     worse, better = sum(m <= 0 for m in means), sum(m >= 0 for m in means)
-    assert found.p == pytest.approx(min(1, 2 * (min(worse, better) + 1) / 201))
+    z = scipy.stats.norm.ppf((min(worse, better) + 1) / 201)
+    assert found.p == pytest.approx(2 * scipy.stats.t.cdf(z * math.sqrt(21 / 22), 21))
     assert found.difference == pytest.approx(np.nanmean(b - a))
-    assert found.n == 4
+    assert found.n == k
+
+
+@pytest.mark.parametrize("shift", [-0.4, -0.05, 0.0, 0.05, 0.4])
+def test_the_interval_holds_zero_where_p_is_large(shift: float) -> None:
+    draw = np.random.default_rng(7)
+    d = draw.normal(shift, 0.5, 25)[np.repeat(np.arange(25), 4)]
+    found = clustered_bootstrap(np.zeros(100), d, np.repeat(np.arange(25), 4), draws=4000)
+    assert (found.low <= 0 <= found.high) == (found.p >= 0.05)
+
+
+def test_pairs_together_are_pairs_alone_however_few_draws_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(8)
+    clusters, d = np.repeat(np.arange(30), 3), draw.normal(0, 1, (3, 90))
+    d[:, 5] = np.nan
+    together = clustered_bootstraps(d, clusters, 300)
+    monkeypatch.setattr("roadmap.experiments.statistics.MEMORY", 100)
+    for one, row in zip(together, d, strict=True):
+        alone = clustered_bootstrap(np.zeros(90), row, clusters, 300)
+        assert dataclasses.astuple(one)[:-1] == pytest.approx(dataclasses.astuple(alone)[:-1])
+    d[0, 6] = np.nan
+    with pytest.raises(ValueError, match="some queries count in one pair and not in another"):
+        clustered_bootstraps(d, clusters, 300)
+
+
+def test_no_draw_makes_a_p_of_zero() -> None:
+    clusters = np.repeat(np.arange(FEWEST_CLASSES), 5)
+    assert clustered_bootstrap(np.zeros(100), np.ones(100) + clusters, clusters, 100).p > 0
 
 
 def test_with_one_query_a_class_it_is_the_plain_bootstrap() -> None:
-    d = np.random.default_rng(0).normal(0.1, 1, 80)
-    found = clustered_bootstrap(np.zeros(80), d, np.arange(80), draws=20_000)
-    theirs = scipy.stats.bootstrap((d,), np.mean, n_resamples=20_000, method="percentile", rng=1).confidence_interval
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
+    """Of many classes: then t is z, and the root of k / (k - 1) is 1."""
+    d = np.random.default_rng(0).normal(0.1, 1, 2000)
+    found = clustered_bootstrap(np.zeros(2000), d, np.arange(2000), draws=5000)
+    theirs = scipy.stats.bootstrap((d,), np.mean, n_resamples=5000, method="percentile", rng=1).confidence_interval
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.003)
 
 
 def shared_by_class(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,6 +185,53 @@ def test_queries_of_a_class_are_not_independent() -> None:
         alarms["queries"] += clustered_bootstrap(a, b, np.arange(400), draws=400).p < 0.05
     assert alarms["classes"] <= 25  # 10 are expected
     assert alarms["queries"] >= 60
+
+
+def answers_by_class(draw: np.random.Generator, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two models that are alike but for chance; all queries of a class are right or wrong together."""
+    clusters = np.repeat(np.arange(k), draw.integers(5, 15, k))
+    a, b = ((draw.random(k) < 0.6)[clusters].astype(float) for _ in range(2))
+    return a, b, clusters
+
+
+@pytest.mark.parametrize("k", [FEWEST_CLASSES, 100])
+def test_right_answers_of_a_class_are_not_independent(k: int) -> None:
+    """Where queries of a class are perfectly correlated the bootstrap over classes keeps its level and its interval
+    holds the truth; McNemar's test, to which every query is a new one, is wrong most of the time."""
+    draw = np.random.default_rng(4)
+    alarms, wrong, inside = 0, 0, 0
+    for _ in range(400):
+        a, b, clusters = answers_by_class(draw, k)
+        found = clustered_bootstrap(a, b, clusters, draws=400)
+        alarms += found.p < 0.05
+        inside += found.low <= 0 <= found.high
+        wrong += mcnemar(a, b).p < 0.05
+    assert 8 <= alarms <= 32  # 20 are expected
+    assert inside >= 368
+    assert wrong >= 160
+
+
+def skewed(draw: np.random.Generator, k: int) -> np.ndarray:
+    return draw.exponential(1, k) - 1
+
+
+def even(draw: np.random.Generator, k: int) -> np.ndarray:
+    return draw.normal(0, 1, k)
+
+
+@pytest.mark.parametrize(
+    ("of_classes", "k", "most"), [(even, FEWEST_CLASSES, 0.07), (skewed, FEWEST_CLASSES, 0.12), (skewed, 100, 0.09)]
+)
+def test_the_level_with_few_classes(
+    of_classes: Callable[[np.random.Generator, int], np.ndarray], k: int, most: float
+) -> None:
+    """Near 0.05 from FEWEST_CLASSES on where classes lean either way alike; more where few of them lean far."""
+    draw, alarms = np.random.default_rng(5), 0
+    for _ in range(500):
+        clusters = np.repeat(np.arange(k), draw.integers(5, 30, k))
+        d = of_classes(draw, k)[clusters] + draw.normal(0, 1, len(clusters))
+        alarms += clustered_bootstrap(np.zeros(len(d)), d, clusters, draws=400).p < 0.05
+    assert 0.03 <= alarms / 500 <= most
 
 
 def p_of_t(draw: np.random.Generator) -> float:
@@ -160,6 +260,12 @@ def test_holm_by_hand() -> None:
     """The four p-values with which it is usually explained."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
+    # where there is no test there is nothing to correct for
+    found = holm([0.01, math.nan, 0.04])
+    assert (found[0], found[2]) == (pytest.approx(0.02), pytest.approx(0.04))
+    assert math.isnan(found[1])
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.2"):
+        holm([0.1, 1.2])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -188,7 +294,10 @@ def test_holm_is_between_nothing_and_bonferroni(p_values: list[float]) -> None:
         (lambda: mcnemar([0.5], [1]), r"right \(1\) or wrong \(0\)"),
         (lambda: mcnemar([1, 0], [1]), r"the same queries, got shapes \(2,\) and \(1,\)"),
         (lambda: clustered_bootstrap([math.nan], [1], [0]), "no query counts on both sides"),
-        (lambda: clustered_bootstrap([1, 2], [1, 3], [5, 5]), "at least 2 of them, got 1"),
+        (lambda: clustered_bootstrap([1, 2], [1, 3], [5, 5]), "at least 20 of them, got 1"),
+        (lambda: clustered_bootstrap([1] * 19, [2] * 19, range(19)), "at least 20 of them, got 19"),
+        (lambda: clustered_bootstrap([1] * 20, [2] * 20, range(19)), r"one class, got 20 queries and \(19,\)"),
+        (lambda: clustered_bootstrap([1] * 20, [2] * 20, range(20), draws=50), "draws=50 cannot tell"),
     ],
 )
 def test_what_cannot_be_tested(call: Callable[[], object], said: str) -> None:

@@ -28,6 +28,7 @@ PER_QUERY = ("R@1", "mAP@R")  # kept of every query
 LAST_EPOCH = "last_epoch"  # below evaluations/: beside an epoch that was chosen on the test set
 LAST_GAP = "last epoch"  # in gap.json
 FACTS = ("started", "python", "packages", "gpus", "commit")  # of the machine
+ROUNDING = 1e-5  # of a mean of values that were kept in single precision, and then some
 PATHS = ("data.root", "data.test_sets", "out", "run")  # of the machine, not of the run
 
 
@@ -179,7 +180,24 @@ def load_outcomes(path: Path) -> list[Outcome]:
     if path.with_suffix(".npz").is_file():
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-    return [_outcome(json.loads(line), arrays) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = [_outcome(json.loads(line), arrays) for line in path.read_text(encoding="utf-8").splitlines()]
+    _check_together(path, found)
+    return found
+
+
+def _check_together(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """The values of the queries are those whose means stand in the lines: the two files are written one by one."""
+    for run in outcomes:
+        for test, epochs in run.tests.items():
+            for epoch, one in epochs.items():
+                for metric, values in one.per_query.items():
+                    mean = float(np.nanmean(values)) if not np.isnan(values).all() else np.nan
+                    if abs(mean - (told := one.metrics.get(metric, np.nan))) > ROUNDING:
+                        raise ValueError(
+                            f"{path.name} and {path.with_suffix('.npz').name} are not of the same runs: {metric} of "
+                            f"{run.name} ({test}, {epoch} epoch) is {told:.5f} in one and {mean:.5f} in the other. "
+                            "Take both from the same place"
+                        )
 
 
 def _outcome(line: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Outcome:
@@ -221,6 +239,17 @@ def outcomes_of(what: Sequence[str | Path]) -> list[Outcome]:
         else:
             found.append(outcome_of(path))
     return found
+
+
+def unfinished(what: Sequence[str | Path]) -> list[str]:
+    """The runs in folders of runs that `outcomes_of` leaves out."""
+    return [
+        config.parent.name
+        for path in map(Path, what)
+        if path.is_dir() and not (path / "config.yaml").is_file()
+        for config in sorted(path.glob("*/config.yaml"))
+        if not (config.parent / "summary.json").is_file()
+    ]
 
 
 def _plain(value: Any) -> Any:

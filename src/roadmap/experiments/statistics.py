@@ -1,8 +1,10 @@
 """What a referee would ask of numbers over seeds and over queries.
 
-Over seeds: mean, standard deviation, Student's interval, paired t-test. Over the queries of one seed: the exact McNemar
-test where an answer is right or wrong (R@1), and a bootstrap that draws whole classes (mAP@R), since queries of a class
-are not independent. Over many comparisons: Holm's correction.
+Over seeds: mean, standard deviation, Student's interval, paired t-test. Over the queries of one seed: a bootstrap that
+draws whole classes, since queries of a class are not independent, and where an answer is right or wrong (R@1) also the
+exact McNemar test, which takes them to be. Over many comparisons: Holm's correction.
+
+What the numbers at hand cannot tell is NaN: an interval around one number, a p-value of differences without spread.
 """
 
 from __future__ import annotations
@@ -16,12 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 
 CONFIDENCE = 0.95
 DRAWS = 10_000
+FEWEST_CLASSES = 20  # that a bootstrap over classes can be trusted with: below, its level was measured to be off
+FEWEST_DRAWS = 100
+EXACT = 1e-12  # numbers that differ by less, relatively, differ by rounding alone
+MEMORY = 1 << 22  # weights of classes that are held at a time
+PAIRED = "paired t over seeds"
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over n runs, its standard deviation (NaN for one run), and Student's interval around it."""
+    """A mean over n runs, its standard deviation (NaN for one run), and Student's interval around it (NaN for one run,
+    and for runs that are all alike: they say nothing of how much runs differ)."""
 
     mean: float
     sd: float
@@ -37,7 +45,7 @@ class Difference:
     Attributes:
         difference: of their means.
         low, high: interval around it; NaN where there is none.
-        p: two-sided: how often so large a difference comes by chance alone.
+        p: two-sided: how often so large a difference comes by chance alone; NaN where the numbers cannot tell.
         effect: its size without a unit: Cohen's d_z, the mean over the standard deviation of the paired differences
             (of the classes' means, for the bootstrap); for McNemar Cohen's g, the share of the disagreements that the
             second one wins, less one half.
@@ -55,11 +63,14 @@ class Difference:
 
 
 def estimate(values: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
-    """Mean, standard deviation and Student's t-interval. Of one value there is no interval: it is NaN."""
+    """Mean, standard deviation and Student's t-interval. Of one value, or of equal ones, there is no interval: it is
+    NaN."""
     x = _numbers(values, 1)
     mean, n = float(x.mean()), len(x)
     if n == 1:
         return Estimate(mean, math.nan, 1, math.nan, math.nan)
+    if _alike(x, float(np.abs(x).max())):
+        return Estimate(mean, 0.0, n, math.nan, math.nan)
     sd = float(x.std(ddof=1))
     half = t_quantile(n - 1, confidence) * sd / math.sqrt(n)
     return Estimate(mean, sd, n, mean - half, mean + half)
@@ -75,7 +86,8 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 def paired_t(first: ArrayLike, second: ArrayLike, confidence: float = CONFIDENCE) -> Difference:
     """The paired t-test of numbers that belong together, such as the runs of two losses with the same seeds.
 
-    Where all differences are equal there is no spread to judge by: p is 0, or 1 where they are zero.
+    Where all differences are equal there is no spread to judge by, t would be infinite however few there are: p, effect
+    and interval are NaN. Where they are all zero p is 1.
     """
     from scipy.stats import t
 
@@ -83,19 +95,23 @@ def paired_t(first: ArrayLike, second: ArrayLike, confidence: float = CONFIDENCE
     if len(a) != len(b):
         raise ValueError(f"a paired test needs as many numbers on both sides, got {len(a)} and {len(b)}")
     d = b - a
+    largest = float(np.abs([a, b]).max())
+    if _alike(d, largest):
+        same = abs(float(d.mean())) <= EXACT * largest
+        p, effect = (1.0, 0.0) if same else (math.nan, math.nan)
+        return Difference(float(d.mean()), math.nan, math.nan, p, effect, len(d), PAIRED)
     found = estimate(d, confidence)
-    if found.sd == 0:
-        p, effect = float(found.mean == 0), math.copysign(math.inf, found.mean) if found.mean else 0.0
-        return Difference(found.mean, found.low, found.high, p, effect, len(d), "paired t over seeds")
     effect = found.mean / found.sd
     p = float(2 * t.sf(abs(effect) * math.sqrt(len(d)), len(d) - 1))
-    return Difference(found.mean, found.low, found.high, p, effect, len(d), "paired t over seeds")
+    return Difference(found.mean, found.low, found.high, p, effect, len(d), PAIRED)
 
 
 def mcnemar(first: ArrayLike, second: ArrayLike) -> Difference:
     """McNemar's exact test of right and wrong answers (1 and 0) to the same questions; NaN is no question.
 
-    Only the questions count on which the two disagree: by chance alone each side wins half of them.
+    It takes questions to be independent, which queries of a class are not: where they go together, it gives false
+    alarms, and `clustered_bootstrap` does not. Only the questions count on which the two disagree: by chance alone
+    each side wins half of them.
     """
     from scipy.stats import binomtest
 
@@ -124,35 +140,87 @@ def clustered_bootstrap(
         clusters: (M,) the class of each query.
         draws: of as many classes as there are.
         seed: of the draws.
-        confidence: of the interval, which is that of the percentiles.
+        confidence: of the interval.
+
+    Raises:
+        ValueError: fewer than FEWEST_CLASSES classes, with which it gives false alarms.
     """
-    kept = ~(np.isnan(np.asarray(first, float)) | np.isnan(np.asarray(second, float)))
-    a, b = _both(first, second)
-    _, members = np.unique(np.asarray(clusters)[kept], return_inverse=True)
-    d = b - a
-    sums, counts = np.bincount(members, d), np.bincount(members).astype(np.float64)
-    k = len(sums)
-    if k < 2:
-        raise ValueError(f"a bootstrap over classes needs at least 2 of them, got {k}")
-    weights = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), draws).astype(np.float64)
-    means = (weights @ sums) / (weights @ counts)
-    below, above = int((means <= 0).sum()), int((means >= 0).sum())
-    p = min(1.0, 2 * (min(below, above) + 1) / (draws + 1))  # never 0: that many draws cannot tell
-    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    of_classes = sums / counts
-    spread = float(of_classes.std(ddof=1))
-    effect = float(of_classes.mean()) / spread if spread else 0.0
-    return Difference(float(d.mean()), float(low), float(high), p, effect, k, "bootstrap over classes")
+    _both(first, second)
+    d = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    return clustered_bootstraps(d[None], clusters, draws, seed, confidence)[0]
+
+
+def clustered_bootstraps(
+    differences: ArrayLike, clusters: ArrayLike, draws: int = DRAWS, seed: int = 0, confidence: float = CONFIDENCE
+) -> list[Difference]:
+    """The same for several pairs over the same queries, with the same draws.
+
+    The interval is that of the percentiles, expanded (Hesterberg, What Teachers Should Know About the Bootstrap, The
+    American Statistician 69, 2015): those of k classes are narrower than they should be by sqrt((k - 1) / k), and by as
+    much as Student's distribution is wider than the normal one. p goes with it: what lies on the other side of zero.
+
+    Args:
+        differences: (P, M) second less first; NaN, in all pairs, for a query that does not count.
+        clusters, draws, seed, confidence: as above.
+    """
+    from scipy.stats import norm, t
+
+    d, labels = np.asarray(differences, np.float64), np.asarray(clusters)
+    if d.ndim != 2 or labels.shape != d.shape[1:]:
+        raise ValueError(f"each of the queries must have one class, got {d.shape[-1]} queries and {labels.shape}")
+    if draws < FEWEST_DRAWS:
+        raise ValueError(f"draws={draws} cannot tell a p-value near 0.05; give at least {FEWEST_DRAWS}")
+    counted = ~np.isnan(d).any(0)
+    if (np.isnan(d).any(0) != np.isnan(d).all(0)).any():
+        raise ValueError("some queries count in one pair and not in another: these are other queries")
+    _, members = np.unique(labels[counted], return_inverse=True)
+    counts = np.bincount(members).astype(np.float64)
+    if (k := len(counts)) < FEWEST_CLASSES:
+        raise ValueError(f"a bootstrap over classes needs at least {FEWEST_CLASSES} of them, got {k}")
+    sums = np.stack([np.bincount(members, row) for row in d[:, counted]]).astype(np.float64)
+    means = _drawn_means(sums, counts, draws, seed)
+    tail = float(norm.cdf(t.ppf(0.5 - confidence / 2, k - 1) * math.sqrt(k / (k - 1))))
+    found = []
+    for whole, drawn, of_classes in zip(d[:, counted].mean(1), means.T, sums / counts, strict=True):
+        fewer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+        share = min(0.5, (fewer + 1) / (draws + 1))  # never 0: that many draws cannot tell
+        p = float(2 * t.cdf(norm.ppf(share) * math.sqrt((k - 1) / k), k - 1))
+        low, high = np.quantile(drawn, [tail, 1 - tail])
+        spread = float(of_classes.std(ddof=1))
+        effect = float(of_classes.mean()) / spread if spread else 0.0 if not of_classes.any() else math.nan
+        found.append(Difference(float(whole), float(low), float(high), p, effect, k, "bootstrap over classes"))
+    return found
+
+
+def _drawn_means(sums: Floats, counts: Floats, draws: int, seed: int) -> Floats:
+    """(draws, P) means over the queries of the classes that were drawn, some draws at a time."""
+    k, random = len(counts), np.random.default_rng(seed)
+    each = max(1, MEMORY // k)
+    found = []
+    for start in range(0, draws, each):
+        weights = random.multinomial(k, np.full(k, 1 / k), min(each, draws - start)).astype(np.float64)
+        found.append((weights @ sums.T) / (weights @ counts)[:, None])
+    return np.concatenate(found)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: p-values that keep the chance of any false alarm among them at the level of one."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for place, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - place) * float(p_values[i])))
-        adjusted[int(i)] = largest
+    """Holm's correction: p-values that keep the chance of any false alarm among them at the level of one.
+
+    Where there is no p-value (NaN) no test was made: it stays NaN, and the others are fewer.
+    """
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    made = [i for i, p in enumerate(p_values) if not math.isnan(p)]
+    if strange := [p_values[i] for i in made if not 0 <= p_values[i] <= 1]:
+        raise ValueError(f"a p-value is between 0 and 1, got {strange[0]}")
+    for place, i in enumerate(sorted(made, key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(made) - place) * float(p_values[i])))
+        adjusted[i] = largest
     return adjusted
+
+
+def _alike(x: Floats, largest: float) -> bool:
+    """Whether numbers differ by no more than the rounding of numbers as large as `largest`."""
+    return float(np.ptp(x)) <= EXACT * largest
 
 
 def _numbers(values: ArrayLike, least: int) -> Floats:

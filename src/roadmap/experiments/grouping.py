@@ -1,0 +1,175 @@
+"""Runs that may be compared, in groups that differ in nothing but their seed; what cannot be compared is refused."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roadmap.experiments.results import CHOSEN, LAST, Outcome
+
+# What may differ without making another group: where it ran, and how fast.
+NEUTRAL = ("seed", "recipe", "hardware", "checkpoint_minutes", "data.workers", "data.pack", "data.on_error")
+CHOICES = {
+    "last": "the last epoch",
+    "held_out": "the best epoch on held-out classes",
+    "test": "the best epoch on the test set",
+}
+Groups = Mapping[str, Mapping[int, Outcome]]
+
+
+def common_test(outcomes: Sequence[Outcome], test: str | None) -> str:
+    """The test set that all have."""
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.tests))
+    shared = [name for name in names if all(name in outcome.tests for outcome in outcomes)]
+    if test is not None:
+        shared = [name for name in shared if name == test]
+    if len(shared) == 1:
+        return shared[0]
+    if not shared:
+        told = "; ".join(f"{outcome.name}: {', '.join(outcome.tests)}" for outcome in outcomes[:4])
+        raise ValueError(f"the runs were not tested on the same pictures ({told}); compare those that were")
+    raise ValueError(f"the runs have several test sets; choose test= one of {', '.join(shared)}")
+
+
+def check_comparable(outcomes: Sequence[Outcome], test: str, epoch: str) -> None:
+    """Refuses what is not comparable, and says which run differs in what."""
+    if epoch not in (CHOSEN, LAST):
+        raise ValueError(f"epoch={epoch} must be {CHOSEN} or {LAST}")
+    first = outcomes[0]
+    for other in outcomes[1:]:
+        one, two = first.test(test, epoch), other.test(test, epoch)
+        counted = [found.metrics.get("queries") for found in (one, two)]
+        if (one.pictures and two.pictures and one.pictures != two.pictures) or (
+            None not in counted and counted[0] != counted[1]
+        ):
+            raise ValueError(
+                f"{first.name} and {other.name} were tested on other pictures, or by another protocol (queries, "
+                f"gallery, classes, how ties count), though both call it {test}: their numbers are of different things"
+            )
+        for metric in one.per_query.keys() & two.per_query.keys():
+            if not np.array_equal(np.isnan(one.per_query[metric]), np.isnan(two.per_query[metric])):
+                raise ValueError(
+                    f"{first.name} and {other.name} have {metric} of other queries of {test}: their means are not of "
+                    "the same things"
+                )
+        if epoch == CHOSEN and first.by != other.by:
+            raise ValueError(
+                f"{first.name} has {CHOICES[first.by]}, {other.name} {CHOICES[other.by]}: one choice flatters more "
+                "than the other. Compare runs with the same select, or their last epochs: epoch=last"
+            )
+        if first.training != other.training:
+            raise ValueError(
+                f"{first.name} and {other.name} were trained on other pictures ({first.settings['data.name']} and "
+                f"{other.settings['data.name']}, as they were divided): no loss can be judged by that"
+            )
+
+
+def common_metrics(outcomes: Sequence[Outcome], test: str, epoch: str, metrics: Sequence[str]) -> list[str]:
+    """Those that all have, as numbers."""
+    there = outcomes[0].test(test, epoch).metrics
+    found = [name for name in metrics if all(name in run.test(test, epoch).metrics for run in outcomes)]
+    if not found:
+        raise ValueError(f"the runs have none of {', '.join(metrics)}; they have {', '.join(there)}")
+    for run in outcomes:
+        for name in found:
+            if not math.isfinite(value := run.test(test, epoch).metrics[name]):
+                raise ValueError(
+                    f"{name} of {run.name} is {value}: it diverged, or no query of {test} has anything to find. To "
+                    "leave it out silently would flatter its group; compare the others, and say so"
+                )
+    return found
+
+
+def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Outcome]]:
+    """What differs, in words -> seed -> run."""
+    every = [_told(outcome.settings) for outcome in outcomes]
+    names = list(dict.fromkeys(name for settings in every for name in settings))
+    groups: dict[str, dict[int, Outcome]] = {}
+    for outcome, settings in zip(outcomes, every, strict=True):
+        # options of a loss are told where runs of that loss differ in them
+        alike = [other for other in every if other["loss.name"] == settings["loss.name"]]
+        differing = [
+            name
+            for name in names
+            if any(o.get(name) != settings.get(name) for o in (alike if _of_loss(name) else every))
+        ]
+        told = [f"{'loss' if name == 'loss.name' else name}={settings.get(name)}" for name in differing]
+        group = groups.setdefault(" ".join(told) or "all runs", {})
+        if outcome.seed in group:
+            raise ValueError(
+                f"{group[outcome.seed].name} and {outcome.name} are the same run twice: same settings, seed "
+                f"{outcome.seed}; leave one out"
+            )
+        group[outcome.seed] = outcome
+    return {group: dict(sorted(runs.items())) for group, runs in groups.items()}
+
+
+def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if not name.startswith(NEUTRAL)}
+
+
+def _of_loss(name: str) -> bool:
+    return name.startswith("loss.") and name != "loss.name"
+
+
+def copies(groups: Groups, test: str, epoch: str) -> list[str]:
+    """Seeds of a group whose models answer every query alike, a sentence each.
+
+    Raises:
+        ValueError: they also began at the same second: one is a copy of the other, and no run of its own.
+    """
+    found = []
+    for group, runs in groups.items():
+        seen: dict[object, int] = {}
+        for seed, run in runs.items():
+            one = run.test(test, epoch)
+            answers = tuple((name, values.tobytes()) for name, values in sorted(one.per_query.items()))
+            same = seen.setdefault(answers or tuple(sorted(one.metrics.items())), seed)
+            if same == seed:
+                continue
+            other = runs[same]
+            if run.about.get("started") and run.about.get("started") == other.about.get("started"):
+                raise ValueError(
+                    f"{other.name} and {run.name} are one run under two seeds: begun at the same second, the same "
+                    "answer to every query; leave one out"
+                )
+            found.append(
+                f"seeds {same} and {seed} of {group} have the same numbers: the seed changes nothing, or one is a "
+                "copy; they count as two runs"
+            )
+    return found
+
+
+def differences_of_origin(groups: Groups) -> list[str]:
+    """Where runs differ in code, hardware or precision, which is no difference between groups: a sentence each."""
+    told: dict[str, Callable[[Outcome], str]]
+    told = {"code": _commit, "hardware": _machine, "torch": _torch, "precision": _precision}
+    found = []
+    for what, of in told.items():
+        counts = {group: Counter(of(run) for run in runs.values()) for group, runs in groups.items()}
+        if len({name for count in counts.values() for name in count}) < 2:
+            continue
+        each = "; ".join(f"{group}: {', '.join(sorted(count))}" for group, count in counts.items())
+        found.append(f"the runs differ in {what}, which a difference may come from too ({each})")
+    return found
+
+
+def _commit(run: Outcome) -> str:
+    return str(run.about.get("commit") or "unknown")
+
+
+def _machine(run: Outcome) -> str:
+    return ", ".join(run.about.get("gpus") or ()) or "CPU"
+
+
+def _torch(run: Outcome) -> str:
+    return str((run.about.get("packages") or {}).get("torch", "unknown"))
+
+
+def _precision(run: Outcome) -> str:
+    told = str(run.settings.get("hardware.precision", "auto"))
+    return "32" if told == "auto" and not run.about.get("gpus") else told  # as `roadmap.hardware.precision_of`
