@@ -260,6 +260,13 @@ def test_a_vector_without_direction_makes_the_loss_nan(fault: float, path: str) 
     assert kernels.fused_loss(x, labels, None, labels, None, rule).isnan()
     y = torch.ones(2, x.shape[1], device=DEVICE)
     assert kernels.fused_loss(y, labels[:2], x, labels, None, rule).isnan()
+    # Where it is relevant to every query, no rank and no negative meets it: thresholds alone do.
+    mine = torch.zeros_like(labels)
+    mine[:5] = 1
+    thresholds = LossRule(None, CalibrationRule(0.9, 0.6, "violating"))
+    assert kernels.fused_loss(y, mine[5:7], x, mine, None, thresholds).isnan()
+    x[5] = 1.0
+    assert kernels.fused_loss(y, mine[5:7], x, mine, None, thresholds).isfinite()
 
 
 @on_triton

@@ -40,6 +40,26 @@ def test_copies_of_a_vector_get_equal_scores(items: int, dims: int, dtype: torch
     torch.testing.assert_close(scores.double(), unit @ unit.T, rtol=0, atol=1e-6)
 
 
+@DTYPES
+def test_vectors_may_lie_in_memory_in_any_order(dtype: torch.dtype) -> None:
+    """Transposed, as a part of wider rows, or one vector seen several times."""
+    x, labels = copies(9, 5, dtype), torch.arange(19) % 4
+    expected = [gradient_of(x, labels), cosine_scores(x, x)]
+    wide = torch.zeros(len(x), 11, dtype=dtype)
+    wide[:, 2:7] = x
+    for other in (x.T.contiguous().T, wide[:, 2:7]):
+        assert not other.is_contiguous()
+        torch.testing.assert_close([gradient_of(other, labels), cosine_scores(other, other)], expected)
+    assert torch.equal(cosine_scores(x[:1].expand(3, -1), None), cosine_scores(x[:1].repeat(3, 1), None))
+
+
+def gradient_of(x: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of a loss that looks for copies."""
+    leaf = x.detach().requires_grad_()
+    (found,) = torch.autograd.grad(SupAP()(leaf, labels), leaf)
+    return found
+
+
 def test_zeros_of_both_signs_are_equal() -> None:
     q, g = units_of(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 3.0], [1.0, 1.0], [-0.0, 3.0]]))
     assert g.copies.tolist() == [2]

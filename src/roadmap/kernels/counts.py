@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from roadmap.kernels import tiled_counts
+from roadmap.kernels.devices import on_device_of
 
 Implementation = Literal["triton", "tiled"]
 
@@ -46,7 +47,8 @@ def pair_scores(queries: Tensor, gallery: Tensor, columns: Tensor, impl: Impleme
     if impl == "triton":
         from roadmap.kernels.triton.counts import pair_scores as triton_pair_scores
 
-        return triton_pair_scores(queries, gallery, columns)
+        with on_device_of(queries):
+            return triton_pair_scores(queries, gallery, columns)
     return tiled_counts.pair_scores(queries, gallery, columns)
 
 
@@ -74,7 +76,8 @@ def counts_at_least(
     if impl == "triton":
         from roadmap.kernels.triton.counts import counts_at_least as triton_counts_at_least
 
-        counts = triton_counts_at_least(queries, gallery, thresholds)
+        with on_device_of(queries):
+            counts = triton_counts_at_least(queries, gallery, thresholds)
         advance(len(queries))
         return counts
     return tiled_counts.counts_at_least(queries, gallery, thresholds, own, advance)

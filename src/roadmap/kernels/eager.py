@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
+from roadmap.kernels.devices import on_device_of
 from roadmap.kernels.implementations import (
     ap_and_slope,
     cosine_gradients,
     cosine_matrix,
     loss_and_state,
     loss_gradients,
-    on_device_of,
 )
 from roadmap.kernels.operators import refuse_second_derivative
 from roadmap.kernels.paths import both_run_on_triton
@@ -83,7 +83,8 @@ class RankLoss(torch.autograd.Function):
             else:
                 from roadmap.kernels.triton import fused
 
-                dq, dg = fused.backward(ctx.note, kept, grad, needs)
+                with on_device_of(queries):
+                    dq, dg = fused.backward(ctx.note, kept, grad, needs)
         once = _first_order(dq, grad, queries, gallery), _first_order(dg, grad, queries, gallery)
         return *once, None, None, None, None, None
 

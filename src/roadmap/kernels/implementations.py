@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from roadmap.kernels import blocked, chunks
 from roadmap.kernels.calls import LossCall
+from roadmap.kernels.devices import on_device_of
 from roadmap.kernels.paths import both_run_on_triton, is_small, runs_on_triton
 from roadmap.kernels.precision import full_float32
 from roadmap.kernels.rules import RankRule
@@ -102,10 +102,3 @@ def _triton_cosine_gradients(
         else:
             split_gradients.add_split_gradients(grad.contiguous(), q, g, dq, dg)
     return dq, dg
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Launches go to the current device; this makes it the tensor's, where it is another."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)

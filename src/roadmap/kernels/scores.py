@@ -67,7 +67,8 @@ def _units(x: Tensor, find_copies: bool) -> Units:
 
 def _copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Which rows equal an earlier row, and the first such row of each."""
-    vectors = vectors + 0.0  # -0.0 becomes 0.0: they are equal and must hash alike
+    # -0.0 becomes 0.0: they are equal and must hash alike. Bits are read row by row, also of what came transposed.
+    vectors = (vectors + 0.0).contiguous()
     copies, originals = _repeats(_hashes(vectors))
     if torch.equal(vectors[copies], vectors[originals]):
         return copies, originals

@@ -18,9 +18,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from roadmap.kernels.devices import on_device_of
 from roadmap.kernels.graded import GradedRule
 from roadmap.kernels.graded_calls import _flat, _rule_of
-from roadmap.kernels.implementations import on_device_of
 from roadmap.kernels.operators import refuse_second_derivative
 from roadmap.kernels.paths import is_plain_call
 from roadmap.kernels.rules import AP_SUM, RANKS_SCHEMA, TERMS

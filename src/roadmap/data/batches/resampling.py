@@ -16,6 +16,7 @@ from torch import Tensor
 from roadmap.data.batches.crops import Crop, Triple, Windows
 from roadmap.data.records import Ints
 from roadmap.kernels import runs_on_triton
+from roadmap.kernels.devices import on_device_of
 
 _LONG = 32  # times the area of the output: longer pictures are not resized whole
 _RESIZES_BYTES = ("AVX2", "AVX512")  # elsewhere torch resizes bytes with larger errors than floats
@@ -71,7 +72,8 @@ def resized_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
     heads = np.stack([starts // 3, widths, windows.flip], axis=1)
     numbers = on_device(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
     shift, scale = affine(crop.mean, crop.std)
-    return crops.crops(pixels, numbers, crop.size, shift, scale)
+    with on_device_of(pixels):
+        return crops.crops(pixels, numbers, crop.size, shift, scale)
 
 
 def batched_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, crop: Crop) -> Tensor:

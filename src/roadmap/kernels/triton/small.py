@@ -93,7 +93,10 @@ def _unit_gradient(
     W, Hi, Lo, Out, rows, inner, stride_row, stride_inner,
     PADDED: tl.constexpr, BOTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Out = W U, or (W + Wᵀ) U when every item is query and gallery at once."""
+    """Out = W U, or (W + Wᵀ) U when every item is query and gallery at once.
+
+    64-bit addresses of vectors: a single query may be compared with two million of them.
+    """
     i = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BN + tl.arange(0, BN)
     out = tl.zeros((BM, BN), tl.float32)
@@ -106,12 +109,13 @@ def _unit_gradient(
             w = tl.load(W + i[:, None] * stride_row + j[None, :] * stride_inner, mask=ok, other=0.0)
             if BOTH:
                 w += tl.load(W + j[None, :] * stride_row + i[:, None] * stride_inner, mask=ok, other=0.0)
-            at = j[:, None] * PADDED + d[None, :]
+            at = tl.cast(start, tl.int64) * PADDED + (tl.arange(0, BK)[:, None] * PADDED + d[None, :])
             u = tl.load(Hi + at).to(tl.float32) + tl.load(Lo + at).to(tl.float32)  # 4096 times the unit vectors
             # Three TF32 products would cost accuracy. The factor keeps the compiler from summing into `part` directly.
             part += tl.dot(w, u, input_precision="ieee") * 0.000244140625
         out += part
-    tl.store(Out + i[:, None] * PADDED + d[None, :], out, mask=(i < rows)[:, None])
+    corner = tl.program_id(0).to(tl.int64) * (BM * PADDED)
+    tl.store(Out + corner + (tl.arange(0, BM)[:, None] * PADDED + d[None, :]), out, mask=(i < rows)[:, None])
 
 
 def cosine_scores(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, UnitVectors, UnitVectors]:

@@ -122,7 +122,7 @@ def _rows_from_ranks(
             below = ok & (s_k < alpha)
             if OWN != NOWHERE:
                 below = below & (k != own)
-            pos_sum += tl.sum(tl.where(below, alpha - s_k, 0.0), 0)
+            pos_sum += tl.sum(tl.where(below, alpha - s_k, 0.0) + s_k * 0.0, 0)  # NaN is below nothing, and must show
             pos_count += tl.sum(below.to(tl.float32), 0)
         if RANKS:
             if OWN != NOWHERE:
