@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from roadmap.data.checking import dataset_report
 from roadmap.data.datasets import dataset
-from roadmap.data.pictures import policy
+from roadmap.data.pictures import packing, policy
 from roadmap.data.pictures.compression import QUALITY, SMALLER
 from roadmap.data.pictures.contents import PackError
 from roadmap.data.pictures.packing import pack, pack_of
@@ -137,3 +140,67 @@ def test_the_side_is_as_large_as_what_is_cut():
 def test_an_unknown_policy_is_refused(records):
     with pytest.raises(ValueError, match="pack must be one of auto, yes, no, compressed, got 'maybe'"):
         pack_for(records, 20, "maybe")
+
+
+def below_a_file(cache, patch):
+    cache.write_text("not a folder")
+    return "Not a directory"
+
+
+def not_allowed(cache, patch):
+    mkdir = Path.mkdir
+
+    def refusing(self, *arguments, **more):
+        if cache in self.parents:
+            raise PermissionError(13, "Permission denied", str(self))
+        mkdir(self, *arguments, **more)
+
+    patch.setattr(Path, "mkdir", refusing)
+    return "Permission denied"
+
+
+def not_to_be_written(cache, patch):
+    def refusing(*arguments):
+        raise OSError(30, "Read-only file system")
+
+    patch.setattr(packing, "keep", refusing)
+    return "Read-only file system"
+
+
+@pytest.mark.parametrize("trouble", [below_a_file, not_allowed, not_to_be_written])
+def test_auto_decodes_the_files_where_no_pack_can_be_written(trouble, records, tmp_path, monkeypatch):
+    cache = tmp_path / "closed"
+    monkeypatch.setenv("ROADMAP_CACHE", str(cache))
+    why = trouble(cache, monkeypatch)
+    said = f"no pack can be written to {pack_folder(records, 20)} ({why}): set ROADMAP_CACHE to a folder where you may"
+    found, sentence = pack_for(records, 20, "auto")
+    assert found is None
+    assert sentence.startswith(f"{DECODED}: {said}")
+    for asked in ("yes", "compressed"):
+        with pytest.raises(PackError, match=re.escape(f"({why}): set ROADMAP_CACHE to a folder where you may write")):
+            pack_for(records, 20, asked)
+    few = Records("drawn", cache / "drawn", ("a.png",), np.asarray([0]))
+    if trouble is not not_to_be_written:
+        with pytest.raises(PackError, match=re.escape(f"({why})")):
+            pack_of(iter([np.zeros((8, 8, 3), np.uint8)]), few, 8, few.root)
+
+
+def test_auto_decodes_the_files_where_the_disk_becomes_full(records, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packing, "keep", full)
+    found, sentence = pack_for(records, 20, "auto")
+    assert found is None
+    assert sentence.startswith(f"{DECODED}: the disk of {pack_folder(records, 20)} is full: free some of it")
+    with pytest.raises(PackError, match="is full: free some of it"):
+        pack_for(records, 20, "yes")
+
+
+def test_room_is_counted_while_another_process_is_at_work(records, monkeypatch):
+    made = pack(records, 20, workers=0)
+    gone = made.folder / "pixels-99999-gone.u8"
+    kept = list(made.folder.glob("pixels-*"))
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([*kept, gone]))
+    monkeypatch.setattr(policy.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    assert policy._room(made.folder) == 100 + sum(path.stat().st_size for path in kept)

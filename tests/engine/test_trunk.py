@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from roadmap.config.settings import ModelSettings, SettingError, Settings
 from roadmap.data import PictureError, evaluation_batches
 from roadmap.encoder import Encoder
-from roadmap.encoder.trunk import home, vector_pack
+from roadmap.encoder.trunk import vector_pack
+from roadmap.encoder.vector_files import home
 from roadmap.engine import fit, plan, resume
 from roadmap.engine.auto import resolve
 from roadmap.engine.loop import train_epoch
@@ -284,6 +285,6 @@ def test_a_compressed_pack_has_vectors_of_its_own(pictures: Path, tmp_path: Path
     found = []
     for choice in ("compressed", "yes", "no"):
         fit(frozen(pictures, tmp_path / choice, epochs=1, data__pack=choice, data__side=16), quiet=True)
-        found.append({path.name for path in uncached.iterdir()})
+        found.append({path.name for path in uncached.glob("*.safetensors")})
     assert len(found[1]) == 2 * len(found[0])
     assert found[2] == found[1]  # a pack of pixels has those of the files

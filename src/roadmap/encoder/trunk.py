@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,11 @@ from torch import Tensor, nn
 
 from roadmap.data import Pack, Records, VectorPack, evaluation_batches, picture_key
 from roadmap.data.pictures.contents import index_name
-from roadmap.data.pictures.packs import cache_folder, source_stamp
+from roadmap.data.pictures.packs import source_stamp
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.pictures.vectors import NONE
 from roadmap.embeddings import Embeddings
+from roadmap.encoder.vector_files import home, keep_vectors, kept_vectors
 from roadmap.encoder.vectors import embeddings_of
 from roadmap.hardware import autocast_of, repeatable
 from roadmap.models import Retriever
@@ -62,11 +62,9 @@ def known_vectors(encoder: Encoder, records: Records, pack: Pack | None, on_erro
     """What was kept of these pictures; None where nothing was, or the backbone is not frozen."""
     if encoder.flip or not isinstance(encoder.model, Retriever) or not encoder.model.settings.freeze_backbone:
         return None
-    known = _known(_path(encoder, _distinct(records), pack), on_error)
-    if encoder.ranks.largest(int(known is None))():  # processes on other machines may not see the file
-        return None
-    assert known is not None
-    return _joined([known])
+    pictures = _distinct(records)
+    known = _kept(encoder, pictures, _digest(encoder, pictures, pack), on_error)
+    return None if known is None else _joined([known])
 
 
 def _joined(found: Sequence[Embeddings]) -> VectorPack:
@@ -90,38 +88,26 @@ def _distinct(records: Records) -> Records:
     return records if len(first) == len(records) else records.select(sorted(first.values()))
 
 
-def home() -> Path:
-    """Where they are kept. A file is named by what it was made of: it never grows old, and may be deleted any time."""
-    return cache_folder() / "vectors"
-
-
-def _path(encoder: Encoder, records: Records, pack: Pack | None) -> Path:
-    return home() / f"{_digest(encoder, records, pack)}.safetensors"
+def _kept(encoder: Encoder, records: Records, digest: str, on_error: OnError) -> Embeddings | None:
+    """From their file; None for all processes where one of them does not see it, as on another machine."""
+    assert isinstance(encoder.model, Retriever)
+    keys = [picture_key(records, i) for i in range(len(records))]
+    found = kept_vectors(digest, keys, encoder.model.width, on_error)
+    return None if encoder.ranks.largest(int(found is None))() else found
 
 
 def _vectors(
     encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError, progress: bool | None
 ) -> Embeddings:
     """From their file, or computed and written there."""
-    path = _path(encoder, records, pack)
-    known = _known(path, on_error)
-    if not encoder.ranks.largest(int(known is None))():  # as above
-        assert known is not None
+    digest = _digest(encoder, records, pack)
+    known = _kept(encoder, records, digest, on_error)
+    if known is not None:
         return known
     found = _computed(encoder, records, pack, on_error, progress)
     if encoder.ranks.first:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found.save(path)
+        keep_vectors(found, digest)
     return found
-
-
-def _known(path: Path, on_error: OnError) -> Embeddings | None:
-    try:
-        found = Embeddings.load(path)
-    except (FileNotFoundError, ValueError):  # not there, or damaged
-        return None
-    # a picture that was left out then stops what must not leave any out, by its name
-    return None if found.about["skipped"] and on_error == "raise" else found
 
 
 def _digest(encoder: Encoder, records: Records, pack: Pack | None) -> str:

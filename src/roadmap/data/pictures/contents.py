@@ -54,6 +54,10 @@ class PackError(ValueError):
     """A pack that cannot be used, and what to do about it."""
 
 
+class PlaceError(PackError):
+    """A pack that cannot be written where it is to lie: there is no room, or no permission."""
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
     """What a folder with a pack holds; the attributes are those of a `Pack`."""

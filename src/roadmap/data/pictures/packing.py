@@ -35,6 +35,7 @@ from roadmap.data.pictures.contents import (
     VERSION,
     WIDTH,
     PackError,
+    PlaceError,
     described,
     index_name,
     sealed,
@@ -49,6 +50,8 @@ from roadmap.progress import bar
 SHARD = 64  # pictures a file at least: enough work for a task, few enough that no process is long alone with the last
 FILES = 512  # at most: each stays open while the pack is in use, and many systems allow a process 1,024
 _THREADS = 8  # that bring shards to the disk; one waits for it 10 to 40 ms each time
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _DRAWN = "pixels-drawn.u8"  # until their content has given them a name
 
 
@@ -79,8 +82,7 @@ def pack(
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
     target = folder or pack_folder(records, side, compressed=compressed)
-    target.mkdir(parents=True, exist_ok=True)
-    with sole_writer(target), bar(len(records), "packing", show=progress) as shown:
+    with _place(target), sole_writer(target), bar(len(records), "packing", show=progress) as shown:
         remove_leftovers(target)
         try:
             shards = []
@@ -88,15 +90,28 @@ def pack(
                 shards.append(shard)
                 shown.update(len(shard.paths))
             return _seal_shards(records, side, target, sorted(shards, key=lambda shard: shard.first), compressed)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise PackError(
+        finally:
+            remove_leftovers(target)  # what was decoded, but did not come to be kept
+
+
+@contextlib.contextmanager
+def _place(target: Path) -> Iterator[None]:
+    """A folder that is made where there is none; what the system says of it, in words that say what to do."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise PlaceError(
                 f"the disk of {target} is full: free some of it, or set ROADMAP_CACHE to a folder on a larger one, "
                 "and pack again; what is packed already is kept"
             ) from error
-        finally:
-            remove_leftovers(target)  # what was decoded, but did not come to be kept
+        if error.errno in _CLOSED:
+            raise PlaceError(
+                f"no pack can be written to {target} ({error.strerror}): set ROADMAP_CACHE to a folder where you may "
+                "write"
+            ) from error
+        raise
 
 
 def _kept_shards(
@@ -203,11 +218,10 @@ def seal(
 
 def pack_of(pictures: Iterable[Pixels], records: Records, side: int, folder: Path) -> Pack:
     """A pack of pictures that have no files, such as drawn ones: one per record, in one shard."""
-    folder.mkdir(parents=True, exist_ok=True)
     index = np.zeros((len(records), COLUMNS[False]), dtype=np.int64)
     index[:, SOURCE_SIZE:] = NO_SOURCE  # so never stale
     digest, place, count = hashlib.sha256(), 0, 0
-    with sole_writer(folder):
+    with _place(folder), sole_writer(folder):
         remove_leftovers(folder)
         with whole_file(folder / _DRAWN) as temporary, open(temporary, "wb") as file:
             for count, pixels in enumerate(pictures, start=1):

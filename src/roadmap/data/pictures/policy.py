@@ -7,13 +7,14 @@ had, by the function that packs them, so the pixels are the same to the bit. Tho
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from roadmap.data.pictures.compression import SMALLER
-from roadmap.data.pictures.contents import DESCRIPTION, FORMAT, PackError, described
+from roadmap.data.pictures.contents import DESCRIPTION, FORMAT, PackError, PlaceError, described
 from roadmap.data.pictures.packing import pack
-from roadmap.data.pictures.packs import Pack, pack_folder
+from roadmap.data.pictures.packs import Pack, pack_folder, source_stamp
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.records import Records
 
@@ -78,7 +79,8 @@ def pack_for(
         side: shorter side in pixels (`needed_side`).
         policy: "yes" makes a pack of pixels where there is none; "auto" does unless it would be large, and makes a
             compressed one where it would not fit the disk; "compressed" makes a compressed one; "no" decodes the
-            files, even if there is a pack. Drawn pictures have no files: they are always read from their pack.
+            files, even if there is a pack. Where a pack cannot be written, "auto" decodes the files and says why.
+            Drawn pictures have no files: they are always read from their pack.
         on_error: as in `pack`.
         progress: show a bar while a pack is made; None: where a person watches.
         make: False uses what is there and makes nothing, for work that a pack would not shorten.
@@ -104,7 +106,12 @@ def pack_for(
     if found is None and not make:
         return None, decoded
     if found is None:
-        found = pack(records, side, on_error=on_error, progress=progress, compressed=compressed).of(records)
+        try:
+            found = pack(records, side, on_error=on_error, progress=progress, compressed=compressed).of(records)
+        except PlaceError as error:
+            if policy != "auto":
+                raise
+            return None, f"{decoded}: {error}"
     return found, f"pictures read from a {found.origin}{': ' if why else ''}{why}"
 
 
@@ -125,5 +132,6 @@ def chosen_kind(records: Records, side: int) -> tuple[bool, str]:
 
 def _room(folder: Path) -> int:
     """Bytes of free disk, with those that a pack in this folder, or the beginning of one, takes already."""
-    free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
-    return free + sum(path.stat().st_size for path in folder.glob("pixels-*"))
+    free = shutil.disk_usage(next(parent for parent in folder.parents if os.path.isdir(parent))).free
+    # another process may be at work there, and take away what was just listed
+    return free + sum(max(0, source_stamp(path)[0]) for path in folder.glob("pixels-*"))
