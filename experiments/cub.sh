@@ -55,7 +55,7 @@ for part; do
             ;;
         head)
             # one seed of everything before the next; in float32, as on a CPU
-            for many in 1 2 3 4 5; do
+            for many in $(seq "${SEEDS:-5}"); do
                 SEEDS=$many reproduce 5 table5 table6 table3 fig5 table10 fig4a fig4b fig4c fig13a fig13b table8 \
                     table2_cub table1 --dataset cub --backbone resnet50_head --set model.stride_first=true \
                     --set "${v1[0]}" --set 'hardware.precision="32"'

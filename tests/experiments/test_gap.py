@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -93,6 +95,29 @@ def test_the_decrease_by_hand() -> None:
     assert f"from one to other: {found.relative:.1f} %" in found.words
     with pytest.raises(ValueError, match="the same batches of the same pictures: one has batches of 10, 2 of a class"):
         decrease(first, gap_of(vectors(0.8, 0), BatchChoice(12, per_class=2, draws=3), "other"))
+
+
+def test_gaps_of_other_pictures_are_not_compared() -> None:
+    """As many queries in the same batches, and yet of something else."""
+    choice, first = BatchChoice(10, per_class=2, draws=2), vectors(1.0, 0)
+    other = Embeddings(first.vectors, first.labels.flip(0), first.ids)
+    with pytest.raises(ValueError, match=r"and 120, of other pictures or classes$"):
+        decrease(gap_of(first, choice), gap_of(other, choice))
+
+
+def test_a_gap_that_is_not_positive_has_no_percentage() -> None:
+    gap = gap_of(vectors(1.2, 0), BatchChoice(10, per_class=2, draws=3))
+    found = decrease(dataclasses.replace(gap, values=(-0.01, -0.02, -0.01)), gap)
+    assert math.isnan(found.relative)
+    assert "no percentage, the first is not positive" in found.words
+    alike = decrease(gap, dataclasses.replace(gap, values=tuple(value - 0.01 for value in gap.values)))
+    assert "points over the draws" not in alike.words  # without spread
+
+
+def test_items_that_are_alone_have_no_gap() -> None:
+    lonely = Embeddings(torch.randn(6, 4), torch.arange(6), tuple("abcdef"))
+    with pytest.raises(ValueError, match="model: none of 6 items has another of its class, so that there is no gap"):
+        gap_of(lonely, BatchChoice(3, draws=1), sampled=3)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +15,17 @@ from roadmap.experiments.definitions import Row, experiment
 from roadmap.experiments.orders import HOLDS, NOT_SHOWN, REVERSED, claims, claims_sheet, growth
 from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome
 
+DOCS = Path(__file__).parents[2] / "docs"
 HEAD = experiment("table6", "cub", "resnet50_head")
 FIG5 = experiment("fig5", "cub", "resnet50_head")
 BATCH = {row.name: row for row in HEAD.rows if row.batch_size == 128}
 
 
-def outcome(row: Row, seed: int, percent: float) -> Outcome:
+def outcome(row: Row, seed: int, percent: float, *extra: str) -> Outcome:
     tests = {"cub": {CHOSEN: Measurement(1, {"mAP@R": percent / 100})}}
-    return Outcome(f"{row.key}{seed}", {"seed": seed}, "test", "", tests, {"key": row.key, "with": []})
+    return Outcome(
+        f"{row.key}{seed}{''.join(extra)}", {"seed": seed}, "test", "", tests, {"key": row.key, "with": [*extra]}
+    )
 
 
 def outcomes(values: dict[str, list[float]]) -> list[Outcome]:
@@ -69,8 +75,64 @@ def test_the_growth_of_the_gain_is_a_line_through_each_seed() -> None:
         place = math.log2(second.batch_size or 0)
         for seed, slope in enumerate((-1.0, -2.0)):
             found += [outcome(first, seed, 20.0), outcome(second, seed, 20.0 * (1 + (12 + slope * place) / 100))]
-    slope = growth(FIG5, found, CHOSEN)
-    assert slope is not None
-    assert (slope.mean, slope.n) == (pytest.approx(-1.5), 2)
-    assert growth(FIG5, found, LAST) is None
-    assert growth(FIG5, found[:4], CHOSEN) is None  # one size
+    ((extra, slope),) = growth(FIG5, found, CHOSEN).items()
+    assert (extra, slope.mean, slope.n) == ((), pytest.approx(-1.5), 2)
+    assert growth(FIG5, found, LAST) == {}
+    assert growth(FIG5, found[:4], CHOSEN) == {}  # one size
+    # runs with other settings have a line of their own
+    others = [outcome(row, seed, 20.0, "x=1") for row in FIG5.rows for seed in range(3)]
+    both = growth(FIG5, [*others, *found], CHOSEN)
+    assert (both[()].mean, both[()].n) == (pytest.approx(-1.5), 2)
+    assert (both["x=1",].mean, both["x=1",].n) == (pytest.approx(0), 3)
+
+
+def test_every_batch_size_of_the_paper_is_among_the_claims() -> None:
+    """64 stands in Table 3, the others in Table 6."""
+    spec = importlib.util.spec_from_file_location("make_reproduction", DOCS / "make_reproduction.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tables = [experiment(*which) for which in module.ORDERED]
+    rows = {row.key: row for table in tables for row in table.rows}.values()
+    sheet = claims_sheet(tables, [outcome(row, seed, 20 + seed + len(row.name) / 7) for row in rows for seed in (0, 1)])
+    assert sheet is not None
+    told = [[cell.text for cell in row] for row in sheet.rows if row[4].text == "best"]
+    for pictures, network in (("cub", "resnet50"), ("sop", "resnet50"), ("cub", "resnet50_head in place of resnet50")):
+        sizes = [(row[2], row[3]) for row in told if row[:2] == [pictures, network]]
+        pairs = ("supap over smoothap", "roadmap over supap", "roadmap over smoothap")
+        assert sizes == [(size, pair) for size in ("32", "64", "128", "224", "384") for pair in pairs]
+
+
+def test_seeds_without_spread_show_nothing() -> None:
+    """t would be infinite."""
+    (found,) = claims([HEAD], outcomes({"supap": [21.0, 21.5, 21.0], "roadmap": [22.0, 22.5, 22.0]}), CHOSEN)
+    assert math.isnan(found.p)
+    assert found.verdict == NOT_SHOWN
+    sheet = claims_sheet([HEAD], outcomes({"supap": [21.0, 21.5, 21.0], "roadmap": [22.0, 22.5, 22.0]}))
+    assert sheet is not None
+    assert [cell.text for cell in sheet.rows[0]][6:] == ["+1.00", "-", "3", "-", NOT_SHOWN]
+
+
+def test_seeds_may_come_in_any_order_and_a_diverged_one_is_named() -> None:
+    values = {"supap": [21.0, 21.5, 20.0], "roadmap": [22.0, 22.1, 21.9]}
+    runs = outcomes(values)
+    shuffled = claims([HEAD], [runs[place] for place in (4, 0, 5, 2, 3, 1)], CHOSEN)
+    assert shuffled == claims([HEAD], runs, CHOSEN)
+    sheet = claims_sheet([HEAD], outcomes({"supap": [21.0, 21.5, math.nan], "roadmap": [22.0, 22.1, 21.9]}))
+    assert sheet is not None
+    assert sheet.rows[0][8].text == "2"
+    assert sheet.notes == (
+        "the runs are of commit unknown, on CPU, with torch unknown",
+        f"left out, for they gave no number: {BATCH['supap'].key}2",
+    )
+
+
+def test_one_seed_twice_and_epochs_chosen_otherwise_are_refused() -> None:
+    runs = outcomes({"supap": [21.0, 21.5], "roadmap": [22.0, 22.1]})
+    twice = dataclasses.replace(runs[0], name="again")
+    with pytest.raises(ValueError, match="and again are the same run twice: row cub_resnet50_head.*, seed 0; leave"):
+        claims([HEAD], [*runs, twice], CHOSEN)
+    last = dataclasses.replace(runs[0], by="last", settings={"seed": 9})
+    with pytest.raises(ValueError, match="are of one row, and their epochs were chosen by test and by last"):
+        claims([HEAD], [*runs, last], CHOSEN)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,7 +20,7 @@ from roadmap.experiments.published import Number, numbers
 from roadmap.experiments.reproduction import Means, note, prospect_lines, prospects, reasons, run_rows
 from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome, all_outcomes, outcome_of, save_outcomes
 from roadmap.experiments.statistics import estimate
-from roadmap.experiments.verdicts import ALLOWANCE, sheet_of, side_by_side, tolerance, verdict
+from roadmap.experiments.verdicts import ALLOWANCE, relative, sheet_of, side_by_side, tolerance, verdict
 from roadmap.models import load_checkpoint, retriever, save_checkpoint
 from roadmap.runs import Run
 
@@ -237,17 +239,51 @@ def test_minutes_are_of_the_machine_and_stand_ins_are_not_judged() -> None:
 
 
 def test_tolerances_by_hand() -> None:
-    """Student's interval for the difference of two means; t is 2.7764 at 4 and 2.4469 at 6 degrees of freedom."""
+    """Student's interval for the difference of two means, t being 2.7764 at 4 and 2.4469 at 6 degrees of freedom, and
+    half of the last digit."""
     five = next(n for n in numbers() if (n.table, n.value) == ("5", "25.27"))  # ± 0.12
     one, three = estimate([25.0]), estimate([25.0, 25.2, 25.4])
-    assert tolerance(five, one) == pytest.approx(2.7764 * 0.12 * (1 / 5 + 1) ** 0.5, rel=1e-4)
+    assert tolerance(five, one) == pytest.approx(0.005 + 2.7764 * 0.12 * (1 / 5 + 1) ** 0.5, rel=1e-4)
     pooled = ((4 * 0.12**2 + 2 * 0.2**2) / 6) ** 0.5
-    assert tolerance(five, three) == pytest.approx(2.4469 * pooled * (1 / 5 + 1 / 3) ** 0.5, rel=1e-4)
+    assert tolerance(five, three) == pytest.approx(0.005 + 2.4469 * pooled * (1 / 5 + 1 / 3) ** 0.5, rel=1e-4)
     single = next(n for n in numbers() if n.table == "3" and n.value == "25.3")
-    assert tolerance(single, three) == pytest.approx(4.3027 * 0.2 * (1 + 1 / 3) ** 0.5, rel=1e-4)
+    assert tolerance(single, three) == pytest.approx(0.05 + 4.3027 * 0.2 * (1 + 1 / 3) ** 0.5, rel=1e-4)
     assert tolerance(single, one) == ALLOWANCE
     assert verdict(single, estimate([26.3])) == "OK"
     assert verdict(single, estimate([26.31])) == "differs"
+    # runs that are all alike say nothing of how much runs differ
+    assert tolerance(single, estimate([25.0, 25.0])) == ALLOWANCE
+    assert tolerance(five, estimate([25.0, 25.0])) == pytest.approx(
+        0.005 + 2.7764 * 0.12 * (1 / 5 + 1 / 2) ** 0.5, rel=1e-4
+    )
+
+
+def test_what_is_right_differs_in_one_of_twenty() -> None:
+    """Five published runs and three measured ones of the same thing, printed with two digits."""
+    draw, found = np.random.default_rng(0), 0
+    for _ in range(1000):
+        ours, theirs = draw.normal(25, 0.3, 3), draw.normal(25, 0.3, 5)
+        mean, sd = f"{theirs.mean():.2f}", f"{theirs.std(ddof=1):.2f}"
+        number = Number("5", "x", "cub", "resnet50", 128, "mAP@R", mean, sd, "trained for the paper, five runs")
+        found += verdict(number, estimate(ours)) == "differs"
+    assert 30 <= found <= 70
+
+
+def test_of_a_gap_that_is_not_positive_there_is_no_percentage() -> None:
+    assert relative(0.08, 0.10, "decrease of DG_AP in %") == pytest.approx(20)
+    assert relative(0.12, 0.10, "increase of mAP@R in %") == pytest.approx(20)
+    assert math.isnan(relative(0.08, -0.10, "decrease of DG_AP in %"))
+    assert math.isnan(relative(0.08, 0.0, "decrease of DG_AP in %"))
+
+
+def test_a_run_without_a_number_is_named() -> None:
+    table = experiment("table5", "cub", "resnet50")
+    row = next(row for row in table.rows if row.name == "roadmap")
+    runs = [outcome(row, seed, value, value) for seed, value in enumerate((0.25, math.nan, 0.26))]
+    line = next(line for line in side_by_side(table, runs, {}) if line.row is row and line.metric == "mAP@R")
+    assert line.chosen is not None
+    assert line.chosen.n == 2
+    assert line.why == f"without {row.key}1(), which gave no number"
 
 
 def test_the_command_says_what_there_is_and_what_is_wrong() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 import re
@@ -17,12 +18,12 @@ from typer.testing import CliRunner
 from roadmap.cli.app import app
 from roadmap.evaluation import Evaluation
 from roadmap.experiments import Standings, compare
-from roadmap.experiments.results import load_outcomes, outcome_of, save_outcomes
+from roadmap.experiments.results import Outcome, load_outcomes, outcome_of, save_outcomes
 from roadmap.experiments.sheet import Cell, Sheet
 from roadmap.experiments.statistics import clustered_bootstrap, holm, mcnemar
 from roadmap.runs import Run
 
-from .worlds import finished
+from .worlds import CLASSES, finished
 
 NOISE = {"good": 0.5, "alike": 0.51, "bad": 1.5}
 
@@ -144,6 +145,105 @@ def test_what_is_not_comparable_is_refused(changed: dict[str, Any], said: str, t
     folders = [finished(tmp_path / "a", 0.5), finished(tmp_path / "b", 0.5, **changed)]
     with pytest.raises(ValueError, match=said):
         compare(folders)
+
+
+def changed(run: Outcome, **told: Any) -> Outcome:
+    """As if its evaluation had been another."""
+    found = dataclasses.replace(run.tests["cub"]["chosen"], **told)
+    return dataclasses.replace(run, tests={"cub": {"chosen": found}})
+
+
+def test_what_cannot_be_counted_alike_is_refused(tmp_path: Path) -> None:
+    one, other = (outcome_of(finished(tmp_path / name, 0.5, name=name)) for name in "ab")
+    measured = other.tests["cub"]["chosen"]
+    diverged = changed(other, metrics={**measured.metrics, "mAP@R": math.nan})
+    with pytest.raises(ValueError, match="mAP@R of b is nan: it diverged, or no query of cub has anything to find"):
+        compare([one, diverged])
+    fewer = changed(other, metrics={**measured.metrics, "queries": 119}, pictures="")
+    with pytest.raises(ValueError, match="a and b were tested on other pictures"):
+        compare([one, fewer])
+    without = measured.per_query["R@1"].copy()
+    without[3] = np.nan  # a query that has a positive for one and none for the other
+    with pytest.raises(ValueError, match=r"a and b have R@1 of other queries of cub"):
+        compare([one, changed(other, per_query={**measured.per_query, "R@1": without})])
+    with pytest.raises(ValueError, match="epoch=best must be chosen or last"):
+        compare([one, other], epoch="best")
+
+
+def test_queries_without_positives_count_for_nobody(tmp_path: Path) -> None:
+    one, other = (outcome_of(finished(tmp_path / name, noise, name=name)) for name, noise in (("a", 0.5), ("b", 1.0)))
+
+    def without(run: Outcome) -> Outcome:
+        kept = {name: values.copy() for name, values in run.tests["cub"]["chosen"].per_query.items()}
+        for values in kept.values():
+            values[:10] = np.nan
+        return changed(run, per_query=kept)
+
+    tests = {one.group: one.versus for one in compare([without(one), without(other)]).standings["R@1"]}
+    found = tests["loss=b"]
+    assert found is not None
+    assert found.classes is not None
+    assert found.mcnemar is not None
+    a, b = (run.tests["cub"]["chosen"].per_query["R@1"][10:] for run in (one, other))
+    assert found.mcnemar == mcnemar(a, b)
+    assert found.classes.n == CLASSES - 2  # of five each
+
+
+def test_a_run_that_is_counted_twice_is_noticed(tmp_path: Path) -> None:
+    """A copy under another seed begun at the same second is refused; the same numbers by themselves are told."""
+    first = outcome_of(finished(tmp_path / "a", 0.5, name="x"))
+    other = outcome_of(finished(tmp_path / "b", 1.0, name="y"))
+    copy = dataclasses.replace(first, name="copy", settings={**first.settings, "seed": 7})
+    with pytest.raises(ValueError, match="a and copy are one run under two seeds: begun at the same second"):
+        compare([first, copy, other])
+    later = dataclasses.replace(copy, about={**copy.about, "started": "2026-01-01T00:00:00+0000"})
+    found = compare([first, later, other])
+    assert any("seeds 0 and 7 of loss=x have the same numbers" in text for text in found.remarks)
+    cells = [cell.text for cell in found.sheet.rows[0]]
+    assert cells[2:4] == [f"{100 * first.tests['cub']['chosen'].metrics['R@1']:.2f} ± 0.00", "-"]
+
+
+def test_what_else_may_explain_a_difference_is_told(tmp_path: Path) -> None:
+    one, other = (outcome_of(finished(tmp_path / name, 0.5, name=name)) for name in "ab")
+    assert not any("differ" in text for text in compare([one, other]).remarks)
+    about = {"commit": "0ld", "gpus": ["NVIDIA H200"], "packages": {"torch": "2.9"}, "started": ""}
+    moved = dataclasses.replace(other, about={**other.about, **about})
+    told = "\n".join(compare([one, moved]).remarks)
+    for what in ("code", "hardware", "torch", "precision"):
+        assert f"the runs differ in {what}, which a difference may come from too (loss=a: " in told
+    assert "loss=b: 0ld" in told
+    assert "loss=b: NVIDIA H200" in told
+    # what the processor takes "auto" to be is no other precision
+    exact = dataclasses.replace(other, settings={**other.settings, "hardware.precision": "32"})
+    assert not any("differ" in text for text in compare([one, exact]).remarks)
+
+
+def test_seeds_may_come_in_any_order(runs: dict[str, list[Path]]) -> None:
+    folders = all_of(runs)
+    shuffled = [folders[place] for place in (2, 0, 1, 5, 4, 3, 7, 8, 6)]
+    first, again = compare(folders), compare(shuffled)
+    assert again.standings == first.standings
+    assert [list(one.seeds) for one in again.standings["R@1"]] == [[0, 1, 2]] * 3
+
+
+def test_a_folder_of_runs_says_which_are_not_finished(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1), ("c", 2)):
+        finished(tmp_path / name, 0.5, seed)
+    (tmp_path / "b" / "summary.json").unlink()
+    found = compare([tmp_path])
+    assert found.standings["R@1"][0].estimate.n == 2
+    assert "not finished, and left out: b" in found.remarks
+
+
+def test_files_of_results_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    save_outcomes(tmp_path / "old", "cub", [outcome_of(finished(tmp_path / "a", 0.5))])
+    (tmp_path / "a").rename(tmp_path / "before")
+    save_outcomes(tmp_path / "new", "cub", [outcome_of(finished(tmp_path / "a", 1.5))])
+    (tmp_path / "old" / "cub.npz").rename(tmp_path / "new" / "cub.npz")
+    with pytest.raises(
+        ValueError, match=r"cub.jsonl and cub.npz are not of the same runs: R@1 of a \(cub, chosen epoch"
+    ):
+        compare([tmp_path / "new" / "cub.jsonl"])
 
 
 def test_runs_that_are_not_there_or_not_finished(tmp_path: Path) -> None:

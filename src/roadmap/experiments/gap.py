@@ -6,6 +6,8 @@ every item is in exactly one. (Those of training are not: there an item may come
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -105,6 +107,7 @@ class Gap:
         batch_ap: (draws) the mean AP in the batches.
         queries: that count: those with a positive in some batch.
         bounds: what the gap cannot exceed, means over some queries of the first draw; {} where none were asked for.
+        pictures: what tells this set from others: a digest of its ids and classes; empty where that was not kept.
     """
 
     name: str
@@ -114,6 +117,7 @@ class Gap:
     batch_ap: tuple[float, ...]
     queries: int
     bounds: dict[str, float] = field(default_factory=dict)
+    pictures: str = ""
 
     @property
     def estimate(self) -> Estimate:
@@ -147,6 +151,9 @@ def gap_of(
         sampled: queries of which the bounds are computed; 0 for none.
         alpha, beta: the thresholds of Eq. (7), for the bound with calibration.
         memory: bytes to work in.
+
+    Raises:
+        ValueError: no item has another of its class, so that there is no gap.
     """
     labels = classes_apart(embeddings).cpu()
     found = []
@@ -154,9 +161,17 @@ def gap_of(
         parts = torch.from_numpy(batches.partition(labels.numpy(), draw))
         found.append(mean_decomposability_gap(embeddings.vectors, labels, parts, memory))
     counted = int(found[0]["queries"] - found[0]["queries_without_positives"])
+    if not counted or not all(math.isfinite(one["DG_AP"]) for one in found):
+        raise ValueError(f"{name}: none of {len(labels)} items has another of its class, so that there is no gap")
     bounds = _bounds(embeddings.vectors, labels, batches, sampled, alpha, beta) if sampled else {}
     values, ap = tuple(one["DG_AP"] for one in found), tuple(one["batch mAP"] for one in found)
-    return Gap(name, batches, values, found[0]["mAP"], ap, counted, bounds)
+    return Gap(name, batches, values, found[0]["mAP"], ap, counted, bounds, _pictures(embeddings, labels))
+
+
+def _pictures(embeddings: Embeddings, labels: Tensor) -> str:
+    told = hashlib.sha256(json.dumps(embeddings.ids).encode())
+    told.update(labels.numpy().tobytes())
+    return told.hexdigest()[:16]
 
 
 def _bounds(
@@ -192,7 +207,7 @@ class Decrease:
 
     Attributes:
         first, second: of the models.
-        relative: in percent of the first gap: Table 10.
+        relative: in percent of the first gap: Table 10; NaN where that is not positive.
         test: paired over the draws; None for a single one.
     """
 
@@ -205,23 +220,28 @@ class Decrease:
     def words(self) -> str:
         """In a line."""
         a, b = self.first.estimate.mean, self.second.estimate.mean
-        said = f"decrease of DG_AP from {self.first.name} to {self.second.name}: {self.relative:.1f} % "
+        percent = (
+            "no percentage, the first is not positive " if math.isnan(self.relative) else f"{self.relative:.1f} % "
+        )
+        said = f"decrease of DG_AP from {self.first.name} to {self.second.name}: {percent}"
         said += f"({100 * a:.2f} -> {100 * b:.2f})"
-        if self.test is None:
+        if self.test is None or math.isnan(self.test.low):
             return said
         return f"{said}, {100 * self.test.low:+.3f} to {100 * self.test.high:+.3f} points over the draws"
 
 
 def decrease(first: Gap, second: Gap) -> Decrease:
     """How much smaller the gap of the second model is."""
-    if first.batches != second.batches or first.queries != second.queries:
+    other = first.pictures and second.pictures and first.pictures != second.pictures
+    if other or first.batches != second.batches or first.queries != second.queries:
         raise ValueError(
             f"gaps can be compared for the same batches of the same pictures: {first.name} has {first.batches.words} "
             f"and {first.queries} queries, {second.name} {second.batches.words} and {second.queries}"
+            f"{', of other pictures or classes' if other else ''}"
         )
     a, b = first.estimate.mean, second.estimate.mean
     test = paired_t(first.values, second.values) if len(first.values) > 1 else None
-    return Decrease(first, second, 100 * (a - b) / a if a else math.nan, test)
+    return Decrease(first, second, 100 * (a - b) / a if a > 0 else math.nan, test)
 
 
 def embeddings_of_test(

@@ -158,6 +158,16 @@ def differences_of_origin(groups: Groups) -> list[str]:
     return found
 
 
+def origin(outcomes: Sequence[Outcome]) -> str:
+    """Where runs were made, in words: "of commits 0a8db0a (12), 21d0f3d (3), on CPU, with torch 2.11.0"."""
+    told = []
+    for before, of, several in (("of commit", _commit, "s"), ("on", _machine, ""), ("with torch", _torch, "")):
+        counts = sorted(Counter(of(run) for run in outcomes).items())
+        names = [f"{name} ({count})" if len(counts) > 1 else name for name, count in counts]
+        told.append(f"{before}{several if len(counts) > 1 else ''} {', '.join(names)}")
+    return ", ".join(told)
+
+
 def _commit(run: Outcome) -> str:
     return str(run.about.get("commit") or "unknown")
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from roadmap.experiments.definitions import Experiment, Row
+from roadmap.experiments.grouping import origin
 from roadmap.experiments.results import CHOSEN, LAST, Outcome
-from roadmap.experiments.sheet import Sheet, row
+from roadmap.experiments.sheet import Cell, Sheet, row
 from roadmap.experiments.statistics import Difference, Estimate, estimate, holm, paired_t
-from roadmap.experiments.verdicts import INCREASE, groups_of, value_of
+from roadmap.experiments.verdicts import INCREASE, groups_of, relative, value_of
 
 # The paper's claim is that the second is better than the first.
 CLAIMS = (("smoothap", "supap"), ("supap", "roadmap"), ("smoothap", "roadmap"))
@@ -27,26 +28,29 @@ class Claim:
 
     Attributes:
         first, second: rows that differ in their loss alone.
+        extra: what was set for the runs beside their rows.
         published: the difference in points of mAP@R; NaN where the paper has none.
         test: the paired t-test over the seeds that both have, in points.
-        p: after Holm's correction over all claims that were asked for together.
+        p: after Holm's correction over all claims that were asked for together; NaN where the seeds have no spread.
     """
 
     first: Row
     second: Row
+    extra: tuple[str, ...]
     published: float
     test: Difference
     p: float
 
     @property
     def verdict(self) -> str:
-        if self.p >= LEVEL:
+        if not self.p < LEVEL:  # NaN shows nothing
             return NOT_SHOWN
         return HOLDS if self.test.difference > 0 else REVERSED
 
 
 def claims(experiments: Iterable[Experiment], outcomes: Iterable[Outcome], epoch: str) -> list[Claim]:
-    """Those of `CLAIMS` that at least two seeds can speak of, in every setting of some tables.
+    """Those of `CLAIMS` that at least two seeds can speak of, in every setting of some tables; by batch size where
+    tables have the same pictures and network. They are the paper's, not chosen by what was measured.
 
     Args:
         experiments: tables with rows of these losses.
@@ -55,22 +59,23 @@ def claims(experiments: Iterable[Experiment], outcomes: Iterable[Outcome], epoch
     """
     groups = groups_of(outcomes)
     found = []
-    for one in experiments:
-        for first, second in _pairs(one.rows):
-            for extra in [extra for key, extra in groups if key == first.key and (second.key, extra) in groups]:
-                a, b = (_by_seed(groups[r.key, extra], METRIC, r, epoch) for r in (first, second))
-                if len(shared := sorted(a.keys() & b.keys())) > 1:
-                    test = paired_t([a[seed] for seed in shared], [b[seed] for seed in shared])
-                    found.append((first, second, _published(second) - _published(first), test))
+    for first, second in _pairs([of_table for one in experiments for of_table in one.rows]):
+        for extra in [extra for key, extra in groups if key == first.key and (second.key, extra) in groups]:
+            a, b = (_by_seed(groups[r.key, extra], METRIC, r, epoch) for r in (first, second))
+            if len(shared := sorted(a.keys() & b.keys())) > 1:
+                test = paired_t([a[seed] for seed in shared], [b[seed] for seed in shared])
+                found.append((first, second, extra, _published(second) - _published(first), test))
     corrected = holm([test.p for *_, test in found])
     return [Claim(*one, p) for one, p in zip(found, corrected, strict=True)]
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    by_setting: dict[tuple[object, ...], dict[str, Row]] = {}
+    by_place: dict[tuple[str, str, str], dict[int, dict[str, Row]]] = {}
     for one in rows:
-        by_setting.setdefault((one.dataset, one.backbone, one.batch_size), {})[one.name] = one
-    return [(names[a], names[b]) for names in by_setting.values() for a, b in CLAIMS if a in names and b in names]
+        of_place = by_place.setdefault((one.dataset, one.backbone, one.stand_in), {})
+        of_place.setdefault(one.batch_size or 0, {}).setdefault(one.name, one)
+    settings = [names for sizes in by_place.values() for _, names in sorted(sizes.items())]
+    return [(names[a], names[b]) for names in settings for a, b in CLAIMS if a in names and b in names]
 
 
 def _by_seed(runs: Iterable[Outcome], metric: str, one: Row, epoch: str) -> dict[int, float]:
@@ -84,38 +89,60 @@ def _published(one: Row) -> float:
 
 def claims_sheet(experiments: Sequence[Experiment], outcomes: Sequence[Outcome]) -> Sheet | None:
     """The best epoch and the last; None where no claim can be tested."""
-    rows = []
-    for epoch, called in EPOCHS.items():
-        for one in claims(experiments, outcomes, epoch):
-            second, test = one.second, one.test
-            what = [second.dataset, second.stand_in or second.backbone, str(second.batch_size)]
-            points = "-" if math.isnan(one.published) else f"{one.published:+.2f}"
-            measured = [f"{test.difference:+.2f}", f"{test.low:+.2f} to {test.high:+.2f}", str(test.n), _told(one.p)]
-            compared = f"{second.name} over {one.first.name}"
-            rows.append(row([*what, compared, called, points, *measured, one.verdict]))
+    found = {called: claims(experiments, outcomes, epoch) for epoch, called in EPOCHS.items()}
+    every = [one for of_epoch in found.values() for one in of_epoch]
+    if not every:
+        return None
+    differ = len({one.extra for one in every}) > 1
+    rows = [_claim_row(one, called, differ) for called, of_epoch in found.items() for one in of_epoch]
     columns = ("pictures", "network", "batch", "claim", "epoch", "published", "measured", "95 %", "seeds", "p", "")
-    return Sheet("", columns, tuple(rows)) if rows else None
+    return Sheet("", columns, tuple(rows), tuple(_notes(every, outcomes)))
+
+
+def _claim_row(one: Claim, called: str, differ: bool) -> tuple[Cell, ...]:
+    second, test = one.second, one.test
+    network = second.stand_in or second.backbone
+    network += f", with {' '.join(one.extra)}" if differ and one.extra else ""
+    points = "-" if math.isnan(one.published) else f"{one.published:+.2f}"
+    interval = "-" if math.isnan(test.low) else f"{test.low:+.2f} to {test.high:+.2f}"
+    compared = f"{second.name} over {one.first.name}"
+    measured = [f"{test.difference:+.2f}", interval, str(test.n), _told(one.p)]
+    return row([second.dataset, network, str(second.batch_size), compared, called, points, *measured, one.verdict])
+
+
+def _notes(every: Sequence[Claim], outcomes: Sequence[Outcome]) -> list[str]:
+    """What a reader should know of the runs: where they were made, and which gave no number."""
+    wanted = {(side.key, one.extra): side for one in every for side in (one.first, one.second)}
+    runs = [(run, wanted[key]) for key, found in groups_of(outcomes).items() if key in wanted for run in found]
+    lost = [run.name for run, one in runs if not math.isfinite(value_of(run, METRIC, one, CHOSEN))]
+    notes = [f"the runs are {origin([run for run, _ in runs])}"]
+    return notes + ([f"left out, for they gave no number: {', '.join(lost)}"] if lost else [])
 
 
 def _told(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+    return "-" if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def growth(one: Experiment, outcomes: Iterable[Outcome], epoch: str) -> Estimate | None:
-    """By how many percent of mAP@R the gain of the second row of each pair changes when the batch is doubled.
+def growth(one: Experiment, outcomes: Iterable[Outcome], epoch: str) -> dict[tuple[str, ...], Estimate]:
+    """By how many percent of mAP@R the gain of the second row of each pair changes when the batch is doubled, for each
+    set of settings that runs were given beside their rows.
 
     A line through the gains over log2 of the batch size, for each seed that was run at every size that any was; then
-    their mean. None where fewer than two seeds have two sizes.
+    their mean. Nothing where fewer than two seeds have two sizes.
     """
     groups = groups_of(outcomes)
-    gains: dict[int, dict[int, float]] = {}
+    gains: dict[tuple[str, ...], dict[int, dict[int, float]]] = {}
     for first, second in zip(one.rows[::2], one.rows[1::2], strict=True):
         for extra in [extra for key, extra in groups if key == first.key and (second.key, extra) in groups]:
             a, b = (_by_seed(groups[r.key, extra], INCREASE, r, epoch) for r in (first, second))
             for seed in a.keys() & b.keys():
-                gains.setdefault(seed, {})[second.batch_size or 0] = 100 * (b[seed] - a[seed]) / a[seed]
-    sizes = sorted({size for of_seed in gains.values() for size in of_seed})
-    whole = [of_seed for _, of_seed in sorted(gains.items()) if len(of_seed) == len(sizes)]
-    if len(sizes) < 2 or len(whole) < 2:
-        return None
-    return estimate([float(np.polyfit(np.log2(sizes), [of_seed[n] for n in sizes], 1)[0]) for of_seed in whole])
+                of_seed = gains.setdefault(extra, {}).setdefault(seed, {})
+                of_seed[second.batch_size or 0] = relative(b[seed], a[seed], INCREASE)
+    slopes = {extra: _slopes(list(dict(sorted(seeds.items())).values())) for extra, seeds in gains.items()}
+    return {extra: estimate(found) for extra, found in slopes.items() if len(found) > 1}
+
+
+def _slopes(gains: Sequence[dict[int, float]]) -> list[float]:
+    sizes = sorted({size for of_seed in gains for size in of_seed})
+    whole = [of_seed for of_seed in gains if len(of_seed) == len(sizes) > 1]
+    return [float(np.polyfit(np.log2(sizes), [of_seed[n] for n in sizes], 1)[0]) for of_seed in whole]

@@ -63,10 +63,26 @@ def side_by_side(experiment: Experiment, outcomes: Iterable[Outcome], reasons: M
 
 
 def groups_of(outcomes: Iterable[Outcome]) -> dict[tuple[str, tuple[str, ...]], list[Outcome]]:
-    """The seeds of a row together: by its key and the settings that were given beside it."""
+    """The seeds of a row together: by its key and the settings that were given beside it.
+
+    Raises:
+        ValueError: one seed twice, or epochs that were not chosen alike, in a group.
+    """
     groups: dict[tuple[str, tuple[str, ...]], list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.about.get("key", ""), tuple(outcome.about.get("with", ()))), []).append(outcome)
+        group = groups.setdefault((outcome.about.get("key", ""), tuple(outcome.about.get("with", ()))), [])
+        for other in group:
+            if outcome.about.get("key") and outcome.seed == other.seed:
+                raise ValueError(
+                    f"{other.name} and {outcome.name} are the same run twice: row {outcome.about['key']}, seed "
+                    f"{outcome.seed}; leave one out of the files of results"
+                )
+            if outcome.about.get("key") and outcome.by != other.by:
+                raise ValueError(
+                    f"{other.name} and {outcome.name} are of one row, and their epochs were chosen by {other.by} and "
+                    f"by {outcome.by}: one choice flatters more than the other; keep their results apart"
+                )
+        group.append(outcome)
     return groups
 
 
@@ -90,8 +106,10 @@ def _line(
     one: Row, metric: str, number: Number | None, runs: Sequence[Outcome], before: Sequence[Outcome] | None,
     extra: Sequence[str],
 ) -> Line:  # fmt: skip
-    chosen, last = (_measured(metric, one, runs, before, epoch) for epoch in (CHOSEN, LAST))
-    why = "; ".join(text for text in (one.stand_in, f"with {' '.join(extra)}" if extra else "") if text)
+    (chosen, lost), (last, _) = (_measured(metric, one, runs, before, epoch) for epoch in (CHOSEN, LAST))
+    texts = [one.stand_in, f"with {' '.join(extra)}" if extra else ""]
+    texts += [f"without {', '.join(lost)}, which gave no number"] if lost and chosen is not None else []
+    why = "; ".join(text for text in texts if text)
     if chosen is None and last is None:
         return Line(one, metric, number, None, None, NOT_RUN, "its runs did not measure this")
     if number is None or one.stand_in:
@@ -108,27 +126,39 @@ def verdict(number: Number, measured: Estimate) -> str:
 
 def tolerance(number: Number, measured: Estimate) -> float:
     """How far apart two numbers lie in 95 of 100 cases when nothing but chance differs: Student's interval, with the
-    spread of the published runs, of the measured ones, or of both; one point where neither is known."""
+    spread of the published runs, of the measured ones, or of both, and half of the last digit that was printed; one
+    point where no spread is known. Runs that are all alike tell no spread."""
     spreads = [(number.runs - 1, float(number.spread))] if number.spread and number.runs > 1 else []
     spreads += [(measured.n - 1, measured.sd)] if measured.n > 1 else []
+    spreads = [(freedom, sd) for freedom, sd in spreads if sd > 0]
     if not spreads:
         return ALLOWANCE
     freedom = sum(n for n, _ in spreads)
     sd = math.sqrt(sum(n * s**2 for n, s in spreads) / freedom)
-    return t_quantile(freedom) * sd * math.sqrt(1 / number.runs + 1 / measured.n)
+    half = 0.5 * 10.0 ** -len(number.value.partition(".")[2])
+    return half + t_quantile(freedom) * sd * math.sqrt(1 / number.runs + 1 / measured.n)
 
 
 def _measured(
     metric: str, one: Row, runs: Sequence[Outcome], before: Sequence[Outcome] | None, epoch: str
-) -> Estimate | None:
+) -> tuple[Estimate | None, list[str]]:
+    """Over the seeds, of pairs over those that both have; and the runs that have no number, though others do."""
     values = {run.seed: value_of(run, metric, one, epoch) for run in runs}
     if before is not None:
         first = {run.seed: value_of(run, metric, one, epoch) for run in before}
-        sign = -1 if metric == GAP else 1
-        shared = [seed for seed in values.keys() & first.keys() if first[seed] != 0]
-        values = {seed: sign * 100 * (values[seed] - first[seed]) / first[seed] for seed in shared}
+        values = {seed: relative(values[seed], first[seed], metric) for seed in values.keys() & first.keys()}
+    names = {run.seed: run.name for run in runs}
+    lost = [names[seed] for seed in sorted(values) if not np.isfinite(values[seed])]
     known = [value for _, value in sorted(values.items()) if np.isfinite(value)]
-    return estimate(known) if known else None
+    return (estimate(known) if known else None), lost
+
+
+def relative(value: float, first: float, metric: str) -> float:
+    """In percent of the first: by how much a gap is smaller, anything else larger. Of what is not positive there is no
+    percentage (a gap may be negative): NaN."""
+    if not first > 0:
+        return math.nan
+    return (-1 if metric == GAP else 1) * 100 * (value - first) / first
 
 
 def value_of(run: Outcome, metric: str, one: Row, epoch: str) -> float:
@@ -138,7 +168,7 @@ def value_of(run: Outcome, metric: str, one: Row, epoch: str) -> float:
     if metric == GAP:
         return float(run.about.get("DG_AP", {}).get(epoch, math.nan))
     test = one.dataset if one.dataset in run.tests else next(iter(run.tests))
-    if epoch not in run.tests[test]:
+    if epoch not in run.tests[test] or (test != one.dataset and len(run.tests) > 1):
         return math.nan
     name = "mAP@R" if metric == INCREASE else metric
     return 100 * float(run.tests[test][epoch].metrics.get(name, math.nan))
@@ -165,4 +195,5 @@ def _told(measured: Estimate | None) -> str:
         return "-"
     if measured.n == 1:
         return f"{measured.mean:.2f}"
-    return f"{measured.mean:.2f} ± {measured.sd:.2f} ({measured.low:.2f} to {measured.high:.2f}, {measured.n} runs)"
+    interval = "all alike" if math.isnan(measured.low) else f"{measured.low:.2f} to {measured.high:.2f}"
+    return f"{measured.mean:.2f} ± {measured.sd:.2f} ({interval}, {measured.n} runs)"
