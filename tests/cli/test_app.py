@@ -154,3 +154,62 @@ def test_what_is_under_way_is_finished_before_the_command_leaves(code: str, left
     )
     assert (ran.returncode, ran.stderr) == (left, said)
     assert ran.stdout.splitlines() == ["a pool", "a thread", "a handler"]
+
+
+INTERRUPTED = """
+import sys
+
+class CtrlC:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+from roadmap.__main__ import main
+sys.argv[1:] = {words!r}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        ("typer", [], ""),
+        ("roadmap.cli.report", [], ""),
+        ("roadmap.encoder", ["evaluate", "small_cnn", "--data", "glyphs"], "stopped"),
+        ("roadmap.data.checking", ["data", "check", "folder", "."], "stopped"),
+        (
+            "roadmap.search",
+            ["index", "small_cnn", ".", "-o", "i"],
+            "stopped; the same command goes on with what is left",
+        ),
+        ("roadmap.experiments.definitions", ["reproduce"], "stopped; the same command goes on with what is left"),
+        ("roadmap.engine", ["train"], ""),
+    ],
+)
+def test_ctrl_c_leaves_without_a_traceback_at_any_moment(module: str, words: list[str], said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module=module, words=words)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr.strip()) == (130, said)
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["evaluate", "--help"], ["reproduce"]])
+def test_nobody_is_told_of_a_reader_who_left(words: list[str]) -> None:
+    """As in `roadmap train --help | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-m", "roadmap", *words],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert ran.stderr == ""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.options import say, tell_errors
 from roadmap.cli.refining import AUGMENT, EXPAND, RERANK, WHITEN, refinement_of
+from roadmap.cli.telling import say, tell_errors
 
 if TYPE_CHECKING:
     from roadmap.search import Index, Results
