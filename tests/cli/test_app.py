@@ -96,6 +96,19 @@ def test_what_can_be_told_at_once_is(arguments: list[str], said: str, tmp_path: 
     assert said in found
 
 
+@pytest.mark.parametrize("words", [["evaluate"], ["embed", "--out", "v.npz"], ["report"]])
+def test_a_misspelt_run_is_told_from_those_that_are_there(words: list[str], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    said = python("-c", ALONE, *words, "runs/frist", folder=tmp_path)
+    assert "1 False error: there is no run folder" in said
+    assert "runs/frist, did you mean 'runs/first'?" in said
+    assert "runs is not a run but holds 2; name one of them, such as runs/first" in python(
+        "-c", ALONE, *words, "runs", folder=tmp_path
+    )
+
+
 @pytest.mark.parametrize(
     ("typed", "line"),
     [

@@ -28,6 +28,7 @@ from typing import IO, Any
 from roadmap.atomic import remove_leftovers, whole_file
 from roadmap.config.settings import Settings
 from roadmap.data import Records
+from roadmap.locations import check_run
 from roadmap.runs.board import Board
 from roadmap.runs.division import FILES, save_division, stored_division
 from roadmap.runs.lock import hold
@@ -78,8 +79,7 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """A folder that `create` made."""
         folder = Path(folder)
-        if not (folder / "config.yaml").is_file():
-            raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
+        check_run(folder)
         return cls(folder)
 
     def lock(self) -> None:
