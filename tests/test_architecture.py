@@ -31,7 +31,7 @@ FLOORS = {
     "metrics": 0.5,  # below the losses, which stand for metrics: the exact AP is in both
     "data": 1,
     "models": 1,
-    "locations": 2,
+    "locations": 1.5,
     "runs": 2,
     "embeddings": 2,
     "encoder": 3,

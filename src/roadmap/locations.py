@@ -1,4 +1,4 @@
-"""Where models and pictures lie: the checkpoint that a name means, and what a dataset needs.
+"""Where things lie: the checkpoint that a name means, a run, an index, and what a dataset needs.
 
 Nothing here imports torch, so that mistakes are told at once.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from roadmap.names import did_you_mean
+
 MODEL = "a run folder (its best epoch), a checkpoint (.safetensors or .onnx), small_cnn, or the name of any timm model"
 CHECKPOINT = Path("checkpoints") / "best.safetensors"  # inside a run folder
+INDEX = "index.json"  # inside the folder of an index
 WEIGHTS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 
 
@@ -30,21 +33,46 @@ def checkpoint_of(what: str | Path) -> Path | None:
             )
         return path
     if path.suffix in WEIGHTS or len(path.parts) > 1:
-        raise FileNotFoundError(f"there is no run folder or checkpoint {path}. MODEL is {MODEL}")
+        near = did_you_mean(str(path), map(str, _runs_in(path.parent)))
+        raise FileNotFoundError(f"there is no run folder or checkpoint {path}{near} MODEL is {MODEL}")
     return None
 
 
+def check_run(folder: Path) -> None:
+    """The folder holds a run; says where one is that may have been meant.
+
+    Raises:
+        FileNotFoundError: it is not there, or holds none.
+        ValueError: it holds several.
+    """
+    if (folder / "config.yaml").is_file():
+        return
+    if not folder.exists():
+        near = did_you_mean(str(folder), map(str, _runs_in(folder.parent)))
+        raise FileNotFoundError(f"there is no run folder {folder}{near}")
+    if inside := _runs_in(folder):
+        raise ValueError(f"{folder} is not a run but holds {len(inside)}; name one of them, such as {inside[0]}")
+    raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(config.parent for config in folder.glob("*/config.yaml"))
+
+
 def _inside(folder: Path) -> Path:
-    if not (folder / "config.yaml").is_file():
-        if inside := sorted(config.parent for config in folder.glob("*/config.yaml")):
-            raise ValueError(f"{folder} is not a run but holds {len(inside)}; name one of them, such as {inside[0]}")
-        raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
+    check_run(folder)
     if not (folder / CHECKPOINT).is_file():
         raise FileNotFoundError(
             f"{folder} has no checkpoint yet: {folder / CHECKPOINT} is written once an epoch was evaluated; wait for "
             f"it, or go on with the run: roadmap train resume={folder}"
         )
     return folder / CHECKPOINT
+
+
+def check_index(folder: Path) -> None:
+    """The folder holds an index; says how to make one."""
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(f"{folder} holds no index; make one: roadmap index MODEL PICTURES -o {folder}")
 
 
 def run_around(checkpoint: Path) -> Path | None:

@@ -96,6 +96,19 @@ def test_what_can_be_told_at_once_is(arguments: list[str], said: str, tmp_path: 
     assert said in found
 
 
+@pytest.mark.parametrize("words", [["evaluate"], ["embed", "--out", "v.npz"], ["report"]])
+def test_a_misspelt_run_is_told_from_those_that_are_there(words: list[str], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    said = python("-c", ALONE, *words, "runs/frist", folder=tmp_path)
+    assert "1 False error: there is no run folder" in said
+    assert "runs/frist, did you mean 'runs/first'?" in said
+    assert "runs is not a run but holds 2; name one of them, such as runs/first" in python(
+        "-c", ALONE, *words, "runs", folder=tmp_path
+    )
+
+
 @pytest.mark.parametrize(
     ("typed", "line"),
     [
@@ -154,3 +167,62 @@ def test_what_is_under_way_is_finished_before_the_command_leaves(code: str, left
     )
     assert (ran.returncode, ran.stderr) == (left, said)
     assert ran.stdout.splitlines() == ["a pool", "a thread", "a handler"]
+
+
+INTERRUPTED = """
+import sys
+
+class CtrlC:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+from roadmap.__main__ import main
+sys.argv[1:] = {words!r}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        ("typer", [], ""),
+        ("roadmap.cli.report", [], ""),
+        ("roadmap.encoder", ["evaluate", "small_cnn", "--data", "glyphs"], "stopped"),
+        ("roadmap.data.checking", ["data", "check", "folder", "."], "stopped"),
+        (
+            "roadmap.search",
+            ["index", "small_cnn", ".", "-o", "i"],
+            "stopped; the same command goes on with what is left",
+        ),
+        ("roadmap.experiments.definitions", ["reproduce"], "stopped; the same command goes on with what is left"),
+        ("roadmap.engine", ["train"], ""),
+    ],
+)
+def test_ctrl_c_leaves_without_a_traceback_at_any_moment(module: str, words: list[str], said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(module=module, words=words)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr.strip()) == (130, said)
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["evaluate", "--help"], ["reproduce"]])
+def test_nobody_is_told_of_a_reader_who_left(words: list[str]) -> None:
+    """As in `roadmap train --help | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-m", "roadmap", *words],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert ran.stderr == ""

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import roadmap.encoder.encoder
 import roadmap.encoder.opening
 from roadmap.cli.app import app
-from roadmap.cli.options import OPTION_OF, advice
+from roadmap.cli.telling import OPTION_OF, SKIP, advice
 from roadmap.config.settings import DataSettings, ModelSettings, SettingError, Settings
 from roadmap.data import Records, dataset, fresh_pack
 from roadmap.data.pictures.packing import pack_of
@@ -364,7 +364,8 @@ def test_settings_are_told_by_the_name_of_their_option() -> None:
     assert advice(SettingError("split", "no split 'x'; give split=y")) == "no split 'x'; give --split y"
     assert advice(ValueError("no split 'x'; give split=y")) == "no split 'x'; give split=y"
     worker = "Caught PictureError in worker\nTraceback ...\nroadmap.data.PictureError: a.png: empty\n"
-    assert advice(RuntimeError(worker)) == "a.png: empty. Repair or remove it, or use --on-error skip"
+    assert advice(RuntimeError(worker), SKIP) == "a.png: empty. Repair or remove it, or use --on-error skip"
+    assert advice(RuntimeError(worker)) == "a.png: empty. Repair or remove it"
     assert advice(RuntimeError("CUDA out of memory")).endswith("A smaller --batch takes less memory")
     assert advice(ModuleNotFoundError(name="timm")) == "this needs timm: pip install 'roadmap-retrieval[train]'"
     options = CliRunner().invoke(app, ["embed", "--help"]).output

@@ -126,6 +126,7 @@ REFUSED = {
     "batchsize=3": r"unknown setting batchsize, did you mean 'data.batch_size'\?",
     "model.batch_size=3": r"did you mean 'data.batch_size'\?",
     "qqq.zzz=3": r"unknown setting qqq.zzz\. `roadmap train --help` lists every setting",
+    "resum=runs/first": r"unknown setting resum, did you mean 'resume'\?",
     "los=supap": r"unknown setting los, did you mean 'loss'\?",
     "+new.key=4": r"unknown setting new.key\. `roadmap",
     "++new.key=4": r"unknown setting new.key\. `roadmap",

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from roadmap.cli.app import app
+from roadmap.encoder import Encoder
 from roadmap.engine import fit, loop, resume
 from roadmap.engine.faults import RunError, fitting_pictures
+from roadmap.evaluation import evaluate
 from roadmap.runs import Run
 
 from . import worlds
@@ -83,6 +85,32 @@ def test_a_picture_that_goes_away(pictures: Path, tmp_path: Path) -> None:
     away.rename(root / "train")
     resume(tmp_path / "run", quiet=True)
     assert_same_run(kept, tmp_path / "run")
+
+
+@pytest.mark.parametrize("pack", ["yes", "no"])
+def test_a_picture_that_was_never_whole(pack: str, pictures: Path, tmp_path: Path) -> None:
+    """The error says what helps; what helps works, in the same folder, and what is said to come next, too."""
+    root = Path(shutil.copytree(pictures, tmp_path / "my pictures"))
+    damaged = next((root / "test").rglob("*.png"))
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    words = (
+        rf"a picture could not be read: {damaged}: .*\. Repair or remove it, or give data.on_error=skip, which leaves "
+        rf"it out; `roadmap data check folder '{root}'` names all such pictures$"
+    )
+    asked: dict[str, Any] = {"data__pack": pack, "data__workers": 0, "epochs": 1}
+    with pytest.raises(RunError) as caught:
+        fit(tiny(root, tmp_path / "run", **asked), quiet=True)
+    assert re.match(words, str(caught.value)), caught.value
+    folder = fit(tiny(root, tmp_path / "run", data__on_error="skip", **asked), quiet=True)
+    found = Run(folder).summary()
+    assert found["skipped pictures"] == 1
+    # as the run did, without being asked
+    assert evaluate(Encoder.open(folder)).metrics == found["after"][root.name]
+    result = CliRunner().invoke(app, ["evaluate", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert f"left out   1 picture that could not be decoded: {damaged.relative_to(root)}" in result.output
+    result = CliRunner().invoke(app, ["evaluate", str(folder), "--on-error", "raise"])
+    assert f"{damaged}: " in result.stderr
 
 
 def kill_a_child() -> None:

@@ -415,7 +415,8 @@ def test_the_command_writes_the_same_page(two: Page, trained: dict[str, Path], t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "absent"], "absent is not a run: it has no config.yaml"),
+        (["report", "absent"], "error: there is no run folder absent."),
+        (["report", "."], "error: . is not a run: it has no config.yaml"),
         (["report", ".", "-o", "page.pdf"], "--out page.pdf must end in .html"),
     ],
 )

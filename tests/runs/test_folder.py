@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,10 @@ def test_a_name_that_is_taken_between_looking_and_making(tmp_path: Path, monkeyp
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     wanted = tmp_path / "deep" / "mine"
-    assert Run.create(settings(tmp_path, run=str(wanted))).folder == wanted
+    run = Run.create(settings(tmp_path, run=str(wanted)))
+    assert run.folder == wanted
+    run.write_json("summary.json", {})
+    run.close()
     with pytest.raises(FileExistsError, match=r"mine already holds a run; give another run=FOLDER, or go on with it: roadmap train resume=.*mine"):  # fmt: skip  # noqa: E501
         Run.create(settings(tmp_path, run=str(wanted)))
     other = tmp_path / "other"
@@ -100,6 +105,44 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     (other / "notes.txt").write_text("kept")
     Run.create(settings(tmp_path, run=str(other)))
     assert (other / "notes.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        lambda run: run.last.write_bytes(b""),
+        lambda run: run.best.write_bytes(b""),
+        lambda run: run.evaluation_file("mine").write_bytes(b""),
+        lambda run: run.log("train", 1, {"loss": 0.5}),
+        lambda run: run.write_json("stopped.json", {}),
+        lambda run: (run.folder / "environment.json").unlink(),  # somebody else's config.yaml
+    ],
+)
+def test_a_run_of_which_something_came_keeps_its_folder(came: Callable[[Run], None], tmp_path: Path) -> None:
+    mine = settings(tmp_path, run=str(tmp_path / "mine"))
+    run = Run.create(mine)
+    came(run)
+    run.close()
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        Run.create(mine)
+    assert before.items() <= {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}.items()
+
+
+def test_a_run_of_which_nothing_came_gives_its_folder_up(tmp_path: Path) -> None:
+    mine = settings(tmp_path, run=str(tmp_path / "mine"))
+    failed = Run.create(dataclasses.replace(mine, epochs=3))
+    failed.log("before", 0, {"metrics": {}})
+    (failed.folder / "pictures.csv").write_text("of other pictures")
+    (failed.folder / "notes.txt").write_text("kept")
+    with pytest.raises(RuntimeError, match="is being written by"):
+        Run.create(mine)
+    failed.close()
+    run = Run.create(mine)
+    assert run.settings().epochs == mine.epochs
+    assert list(run.history()) == []
+    files = {".lock", "config.yaml", "environment.json", "notes.txt"}
+    assert {path.name for path in run.folder.iterdir()} == {*files, *folders.PARTS}
 
 
 def test_settings_come_back_equal(tmp_path: Path) -> None:

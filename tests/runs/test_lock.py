@@ -64,7 +64,9 @@ def test_a_file_system_without_locks(
 
 def test_a_folder_that_holds_a_run_stays_free(tmp_path: Path) -> None:
     """A refusal leaves no lock behind."""
-    Run.create(Settings(run=str(tmp_path))).close()
+    run = Run.create(Settings(run=str(tmp_path)))
+    run.write_json("summary.json", {})
+    run.close()
     with pytest.raises(FileExistsError, match="already holds a run") as kept:  # which keeps the refused one alive
         Run.create(Settings(run=str(tmp_path)))
     Run.open(tmp_path).lock()

@@ -204,7 +204,7 @@ def test_create_takes_an_empty_folder_only(tmp_path: Path) -> None:
         new_index(tmp_path / "j")
     (tmp_path / "i" / "index.json").unlink()  # as if it had been interrupted
     new_index(tmp_path / "i").close()
-    with pytest.raises(FileNotFoundError, match="holds no index: there is no index.json in it"):
+    with pytest.raises(FileNotFoundError, match="holds no index; make one: roadmap index MODEL PICTURES -o"):
         Index.open(tmp_path / "nowhere")
 
 

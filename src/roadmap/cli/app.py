@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from roadmap.cli.report import report
 from roadmap.cli.reproduce import reproduce
 from roadmap.cli.search import search
 from roadmap.cli.serve import serve
+from roadmap.cli.telling import INTERRUPTED, say_error
 
 app = typer.Typer(
     name="roadmap",
@@ -60,7 +62,7 @@ def train(context: typer.Context) -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in ("hydra", "omegaconf"):
             raise
-        typer.secho(f"error: training needs {missing.name}: pip install 'roadmap-retrieval[train]'", fg="red", err=True)
+        say_error(f"training needs {missing.name}: pip install 'roadmap-retrieval[train]'")
         raise typer.Exit(1) from missing
     raise typer.Exit(trained(context.args))
 
@@ -84,11 +86,17 @@ def main() -> None:
         code: object = 0
     except SystemExit as leaving:
         code = leaving.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     if isinstance(code, str):
         print(code, file=sys.stderr)
     # as the interpreter does: threads end their work, and whoever asked to be called at the end is
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:  # somebody does not want to wait for that
+        code = INTERRUPTED
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):  # nobody reads it any more, as behind `| head`
+            stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roadmap.cli.options import say, tell_errors
+from roadmap.cli.telling import say, tell_errors
 
 
 def compare(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from roadmap.cli.telling import SKIP, say, say_error, tell_errors
 from roadmap.data.datasets import READERS
 from roadmap.data.datasets.sources import GLYPH_SIZE
 
@@ -34,6 +35,7 @@ Workers = Annotated[int | None, typer.Option(help="Processes; as many as cores b
 
 
 @app.command()
+@tell_errors()
 def check(
     name: Name,
     root: Root,
@@ -50,15 +52,18 @@ def check(
 
     published = SOURCES[name].published if name in SOURCES else {}
     report = dataset_report(_read(name, root), decode, workers, False if quiet else None, published)
-    for line in report.lines():
-        typer.echo(line)
+    say(report.lines())
     if not report.usable:
         if name in SOURCES:
             typer.echo(explanation(name))
+        if report.unreadable:
+            typer.echo("next       repair or remove them, or leave them out: data.on_error=skip in roadmap train, "
+                       "--on-error skip elsewhere")  # fmt: skip
         raise typer.Exit(NOT_USABLE)
 
 
 @app.command()
+@tell_errors("stopped; the same command goes on with what is left")
 def pack(
     name: Name,
     root: Root,
@@ -90,7 +95,7 @@ def pack(
     try:
         made = packed(records, side, out, workers, mode, False if quiet else None, compressed)
     except PictureError as error:
-        typer.echo(f"stopped: {error}. Repair or remove it, or use --on-error skip.", err=True)
+        say_error(f"{error}. {SKIP}")
         raise typer.Exit(NOT_USABLE) from None
     size = sum(shard.nbytes for shard in made.shards)
     typer.echo(f"packed {len(made) - len(made.failures):,} pictures, {size / 1e9:.2f} GB, in {made.folder}")
@@ -101,6 +106,7 @@ def pack(
 
 
 @app.command("glyphs")
+@tell_errors()
 def draw(
     out: Annotated[Path, typer.Argument(help="Folder for train/SCRIPT/CHARACTER/FACE.png and test/...")],
     size: Annotated[int, typer.Option(help="Side of the pictures in pixels.", min=16)] = GLYPH_SIZE,
@@ -119,8 +125,8 @@ def _read(name: str, root: Path) -> Records:
     try:
         return dataset(name, root)
     except FileNotFoundError as error:
-        typer.echo(str(error), err=True)
+        say_error(str(error))
         raise typer.Exit(NOT_FOUND) from None
     except (ValueError, ImportError) as error:
-        typer.echo(str(error), err=True)
+        say_error(str(error))
         raise typer.Exit(NOT_FOUND if name not in NAMES else NOT_USABLE) from None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.options import Asked, about_models, say
+from roadmap.cli.options import Asked, about_models
+from roadmap.cli.telling import say
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def embed(
     pack, read = asked.pictures(encoder, records)
     say(plan(encoder, records, [part], read))
     began = time.monotonic()
-    vectors = encoder.embed(part, pack=pack, on_error=asked.when_damaged)
+    vectors = encoder.embed(part, pack=pack, on_error=asked.when_damaged(encoder))
     say(rate(len(vectors), time.monotonic() - began, vectors.about["skipped"]))
     out.parent.mkdir(parents=True, exist_ok=True)
     vectors.save(out)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roadmap.cli.options import Asked, about_models, say
+from roadmap.cli.options import Asked, about_models
 from roadmap.cli.refining import AUGMENT, EXPAND, RERANK, WHITEN, refinement_of
+from roadmap.cli.telling import say
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _of_model(
     began = time.monotonic()
     ks = recall_ks(asked.data or encoder.data or "") if ks is None else ks
     result = evaluation_of(
-        encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged, refinement=better(), **more
+        encoder, records, ks=ks, ties=ties, pack=pack, on_error=asked.when_damaged(encoder), refinement=better(), **more
     )
     about = result.facts["data"]
     say(rate(about["queries"] + (about["gallery"] or 0), time.monotonic() - began, about["skipped"]))

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from roadmap.cli.options import Asked, about_models, say
+from roadmap.cli.options import Asked, about_models
+from roadmap.cli.telling import say
 from roadmap.locations import MODEL
 
 CHECKED = 512

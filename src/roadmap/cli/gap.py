@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.options import Asked, about_models, say
+from roadmap.cli.options import Asked, about_models
+from roadmap.cli.telling import say
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _gap(what: str, asked: Asked, choice: BatchChoice, queries: int, alpha: floa
     from roadmap.experiments.gap import embeddings_of_test, gap_of
 
     pack, _ = asked.pictures(encoder, encoder.records(asked.data, asked.root))
-    found = embeddings_of_test(encoder, pack, asked.when_damaged, data=asked.data, root=asked.root)
+    found = embeddings_of_test(encoder, pack, asked.when_damaged(encoder), data=asked.data, root=asked.root)
     return gap_of(found, choice, encoder.name, queries, alpha, beta)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roadmap.cli.options import COMPUTING, MODEL, say, tell_errors
+from roadmap.cli.options import COMPUTING, MODEL
+from roadmap.cli.telling import say, tell_errors
 from roadmap.locations import MODEL as MODELS
 from roadmap.locations import checkpoint_of
 
@@ -60,7 +61,7 @@ def index(
 
     roadmap index runs/first PICTURES -o pictures.index --table about.csv --engine faiss
     """
-    with tell_errors():
+    with tell_errors("stopped; the same command goes on with what is left"):
         checkpoint_of(model)
         if not pictures.exists():
             raise FileNotFoundError(f"{pictures} is not a folder or a table that exists")

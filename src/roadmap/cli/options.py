@@ -1,13 +1,10 @@
-"""The options that verbs about models share, and how an error becomes a line that a person can act on."""
+"""The options that verbs about models share."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -15,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from roadmap.cli.data import NAMES
-from roadmap.config.settings import PACKING, POOLINGS, PRECISIONS, DataSettings, HardwareSettings, SettingError
+from roadmap.cli.telling import SKIP, say_start, tell_errors
+from roadmap.config.settings import PACKING, POOLINGS, PRECISIONS, DataSettings, HardwareSettings
 from roadmap.locations import check_root, checkpoint_of, run_around
 
 if TYPE_CHECKING:
@@ -23,16 +21,6 @@ if TYPE_CHECKING:
     from roadmap.data.pictures.shards import OnError
     from roadmap.encoder import Encoder
 
-# What a person can do something about; anything else is a fault of ours and shows its traceback.
-EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError)
-# The library speaks of settings; these verbs have options for some of them.
-FIELDS = (
-    *("model.weights", "model.pooling", "model.dim", "data.root", "data.image", "data.resize", "data.pack"),
-    *("data.on_error", "hardware.device", "hardware.precision"),
-)
-OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
-OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
-PICTURE_ADVICE = "Repair or remove it, or use --on-error skip"
 PASSED = ("device", "precision", "image", "resize", "weights", "pooling", "dim", "batch", "flip")  # to Encoder.open
 PICTURES, MODEL, COMPUTING = "The pictures", "The model", "Computing"  # panels of the help text
 
@@ -66,8 +54,12 @@ class Asked:
         ),
     ] = "auto"
     on_error: Annotated[
-        str, _option(PICTURES, "A picture that cannot be decoded: raise stops, skip leaves it out and says so.")
-    ] = "raise"
+        str | None,
+        _option(
+            PICTURES,
+            "A picture that cannot be decoded: raise stops, skip leaves it out and says so; as its run, or raise.",
+        ),
+    ] = None
     weights: Annotated[
         str | None, _option(MODEL, "Of a timm model: hub (the default), random, or a .safetensors or .pth file.")
     ] = None
@@ -89,10 +81,9 @@ class Asked:
         int | None, _option(COMPUTING, "Pictures that go through the model at once; as in the run, or 256.", 1)
     ] = None
 
-    @property
-    def when_damaged(self) -> OnError:
+    def when_damaged(self, encoder: Encoder) -> OnError:
         """What to do with a picture that cannot be decoded, in the type that the library takes."""
-        return "skip" if self.on_error == "skip" else "raise"
+        return encoder.on_error if self.on_error is None else "skip" if self.on_error == "skip" else "raise"
 
     def typed(self) -> dict[str, object]:
         """The options that have no default, and what was given for them."""
@@ -100,7 +91,7 @@ class Asked:
 
     def encoder(self, model: str) -> Encoder:
         """The model that was asked for. What is wrong with what was typed is told before torch is imported."""
-        DataSettings(pack=self.pack, on_error=self.on_error)
+        DataSettings(pack=self.pack, on_error=self.on_error or "raise")
         HardwareSettings(precision=self.precision or "auto")
         checkpoint = checkpoint_of(model)
         of_run = checkpoint is not None and run_around(checkpoint) is not None
@@ -119,17 +110,7 @@ class Asked:
         from roadmap.data import pack_for
 
         asked = self.pack in ("yes", "compressed")
-        return pack_for(records, encoder.side, self.pack, on_error=self.when_damaged, make=asked)
-
-
-def say(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def say_start(line: str) -> None:
-    """Says what begins, before anything slow is imported."""
-    typer.secho(line, dim=True)
+        return pack_for(records, encoder.side, self.pack, on_error=self.when_damaged(encoder), make=asked)
 
 
 def about_models(verb: Callable[..., None]) -> Callable[..., None]:
@@ -143,43 +124,10 @@ def about_models(verb: Callable[..., None]) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         asked = Asked(**{f.name: given.pop(f.name) for f in dataclasses.fields(Asked)})
-        with tell_errors():
+        with tell_errors(damaged=SKIP):
             verb(asked, **given)
 
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
     command.__name__, command.__doc__ = verb.__name__, verb.__doc__
     return command
-
-
-@contextmanager
-def tell_errors() -> Iterator[None]:
-    """Expected errors become one line on stderr and exit code 1; ROADMAP_DEBUG=1 shows the traceback instead."""
-    said = ""
-    try:
-        yield
-    except EXPECTED as error:
-        if os.environ.get("ROADMAP_DEBUG", "0") not in ("", "0"):
-            raise
-        said = advice(error)
-    if said:  # outside: the error would keep alive what it came from, such as processes that wait for more work
-        typer.secho(f"error: {said}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1)
-
-
-def advice(error: Exception) -> str:
-    """The message in the words of the command line, with what helps."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"this needs {error.name}: pip install 'roadmap-retrieval[train]'"
-    names = "|".join(map(re.escape, OPTION_OF))
-    spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
-    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
-    if (
-        isinstance(error, SettingError) and error.field not in OPTION_OF
-    ):  # an argument, which is called as its option is
-        said = said.replace(f"{error.field}=", f"--{error.field} ")
-    if type(error).__name__ == "PictureError":  # by name: importing it to look at any error would take a second
-        return f"{said}. {PICTURE_ADVICE}"
-    if inside := re.search(r"PictureError: (.+)", said):  # torch hands a worker's error on as text, with its traceback
-        return f"{inside[1]}. {PICTURE_ADVICE}"
-    return f"{said}. A smaller --batch takes less memory" if "out of memory" in said else said

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roadmap.cli.options import say, tell_errors
+from roadmap.cli.telling import say, say_start, tell_errors
+from roadmap.locations import check_run
 
 
 def report(
@@ -40,9 +41,9 @@ def report(
     with tell_errors():
         if out.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"--out {out} must end in .html")
-        missing = [run for run in runs if not (run / "config.yaml").is_file()]
-        if missing:
-            raise FileNotFoundError(f"{missing[0]} is not a run: it has no config.yaml")
+        for run in runs:
+            check_run(run)
+        say_start(f"reading    {', '.join(map(str, runs))}")
         from roadmap.report import report as written
         from roadmap.report.text import readable_size
 

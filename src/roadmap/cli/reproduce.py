@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.options import say, tell_errors
+from roadmap.cli.telling import say, tell_errors
 
 if TYPE_CHECKING:
     from roadmap.experiments.reproduction import Means
@@ -63,7 +63,7 @@ def reproduce(
 
     roadmap reproduce table5 --dataset cub --backbone resnet50 --root cub=CUB_200_2011
     """
-    with tell_errors():
+    with tell_errors("stopped; the same command goes on with what is left"):
         from roadmap.experiments.reproduction import Means
 
         means = Means(dict(_pair(text) for text in root or []), tuple(settings or []), out, results, missing)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.options import say, tell_errors
 from roadmap.cli.refining import AUGMENT, EXPAND, RERANK, WHITEN, refinement_of
+from roadmap.cli.telling import say, tell_errors
+from roadmap.locations import check_index
 
 if TYPE_CHECKING:
     from roadmap.search import Index, Results
@@ -46,8 +47,7 @@ def search(
         better = refinement_of(whiten, augment, expand, rerank)
         if out is not None and out.suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out} must end in one of {', '.join(ENDINGS)}")
-        if not (folder / "index.json").is_file():
-            raise FileNotFoundError(f"{folder} holds no index; make one: roadmap index MODEL PICTURES -o {folder}")
+        check_index(folder)
         if not query.is_file():
             raise FileNotFoundError(f"{query} is not a picture that exists")
         from roadmap.data.pictures.images import upright

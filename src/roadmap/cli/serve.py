@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from roadmap.cli.options import tell_errors
+from roadmap.cli.telling import tell_errors
 
 ACCESS, LIMITS = "Who may ask", "Limits"  # panels of the help text
 MEBIBYTE = 1 << 20

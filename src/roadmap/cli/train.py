@@ -15,13 +15,13 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from roadmap.cli.options import say_start
+from roadmap.cli.telling import FAILED, INTERRUPTED, debugging, is_reader_gone, say_error, say_start
 from roadmap.cli.train_help import print_help
 from roadmap.config.command import Command, command_of, key_of
 from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
 from roadmap.config.settings import SettingError, Settings
 
-DONE, FAILED, NOT_UNDERSTOOD, INTERRUPTED = 0, 1, 2, 130
+DONE, NOT_UNDERSTOOD = 0, 2
 # What the engine raises with a message for a person; anything else is a fault of ours and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
 STARTED = frozenset(("RANK", "SLURM_PROCID"))  # by torchrun, by Slurm
@@ -48,7 +48,7 @@ def _train(arguments: Sequence[str]) -> int:
         typer.echo(f"\n{stop}" if str(stop) else "\nstopped")  # the engine says what is left, and how to go on
         return getattr(stop, "exit_code", INTERRUPTED)
     except EXPECTED as error:
-        if _debugging():
+        if debugging() or is_reader_gone(error):
             raise
         return _tell(error, code) if _is_to_tell(error) else code
     return DONE
@@ -141,7 +141,7 @@ def job(config: DictConfig) -> str:
 
             return str(fit_or_resume(settings))  # a launcher may put a job that was stopped back into its queue
         except EXPECTED as error:
-            if _debugging():
+            if debugging():
                 raise
             if _is_to_tell(error):
                 _tell(f"{what}: {error}")
@@ -158,11 +158,6 @@ def _as_if_alone(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         context.cfg, sys.argv = kept
-
-
-def _debugging() -> bool:
-    """Whether tracebacks are wanted; our own variable counts before Hydra's."""
-    return os.environ.get("ROADMAP_DEBUG", os.environ.get("HYDRA_FULL_ERROR", "")) not in ("", "0")
 
 
 @contextmanager
@@ -186,5 +181,5 @@ def _is_to_tell(error: Exception) -> bool:
 
 
 def _tell(error: Exception | str, code: int = FAILED) -> int:
-    typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+    say_error(str(error))
     return code

@@ -94,7 +94,7 @@ def unknown(key: str, named: Mapping[str, Mapping[str, Any]]) -> SettingError:
     part, _, name = key.partition(".")
     own = {group: [f"{group}.{option}" for option in chosen if option != "name"] for group, chosen in named.items()}
     every = [*settings(), *(option for options_ in own.values() for option in options_)]
-    near = did_you_mean_setting(key, own.get(part) or [*every, *GROUPS])
+    near = did_you_mean_setting(key, own.get(part) or [*every, *GROUPS, "resume"])
     inside = [s.partition(".")[2] for s in every if s.startswith(f"{part}.")]
     if part in named:
         where = f" of {part}={named[part]['name']}"

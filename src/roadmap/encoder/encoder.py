@@ -142,6 +142,11 @@ class Encoder:
         return None if self.run is None else self.run.settings().data.name
 
     @property
+    def on_error(self) -> OnError:
+        """What becomes of a picture that cannot be decoded: as in its run, if it comes from one; else "raise"."""
+        return "skip" if self.run is not None and self.run.settings().data.on_error == "skip" else "raise"
+
+    @property
     def precision(self) -> str:
         """ "32", "bf16" or "fp16"; of an ONNX file also "int8"."""
         if isinstance(self.model, OnnxModel):
@@ -166,7 +171,7 @@ class Encoder:
         pictures: Pictures,
         *,
         pack: Pack | VectorPack | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         progress: bool | None = None,
     ) -> Embeddings:
         """The vectors of pictures, of length 1, in float32, on the device.
@@ -175,14 +180,16 @@ class Encoder:
             pictures: Records, or a list of paths or of Pillow images, which have no labels (-1).
             pack: that the pictures of Records are in, decoded, or what the backbone made of them; None decodes their
                 files. What is known of a frozen backbone takes its place, with the same bits.
-            on_error: a picture that cannot be decoded: "raise", or "skip" it; `about["skipped"]` then says why.
+            on_error: a picture that cannot be decoded: "raise", or "skip" it; `about["skipped"]` then says why. None:
+                of Records as in the run that the model comes from; else "raise".
             progress: show a bar; None: where a person watches and it takes long.
         """
         if not isinstance(pictures, Records):
             images = [one for one in pictures if isinstance(one, Image.Image)]
             if images and len(images) == len(pictures):
                 return self._embed_images(images, progress)
-            pictures = records_of_paths(pictures)
+            pictures, on_error = records_of_paths(pictures), on_error or "raise"  # who names a picture wants its vector
+        on_error = on_error or self.on_error
         if not isinstance(pack, VectorPack):
             pack = known_vectors(self, pictures, pack, on_error) or pack
         batches = evaluation_batches(

@@ -18,6 +18,7 @@ from roadmap.data.pictures.images import PictureError
 from roadmap.engine.compiling import Recorded
 
 if TYPE_CHECKING:
+    from roadmap.config.settings import Settings
     from roadmap.engine.job import Job
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -32,6 +33,20 @@ class RunError(RuntimeError):
 
 
 @contextmanager
+def explain_damage(settings: Settings, goes_on: bool = False) -> Iterator[None]:
+    """A picture that cannot be read, inside, is told with what helps.
+
+    Args:
+        settings: of the run.
+        goes_on: it has trained already, and needs the pictures that it began with.
+    """
+    try:
+        yield
+    except PictureError as error:
+        raise RunError(_damage(error, settings, goes_on)) from error
+
+
+@contextmanager
 def explain_failures(job: Job) -> Iterator[None]:
     """What ends the run inside is told in words; errors that have their own are left alone."""
     try:
@@ -40,23 +55,39 @@ def explain_failures(job: Job) -> Iterator[None]:
         said = _explanation(error, job)
         if said is None:
             raise
-        raise RunError(f"{said}. {_go_on(job)}") from error
+        raise RunError(said) from error
     except Exception as error:  # of libraries with kinds of their own
         if not _disk_is_full(error):
             raise
         raise RunError(f"{_full(error, job.run.folder)}. {_go_on(job)}") from error
 
 
+def _damage(error: PictureError, settings: Settings, goes_on: bool) -> str:
+    said = f"a picture could not be read: {error}"
+    if goes_on:
+        return (
+            f"{said}. Put it back as it was: a run goes on only with the pictures that it began with. A new run with "
+            "data.on_error=skip leaves such pictures out and counts them"
+        )
+    data = settings.data
+    named = f"`roadmap data check {data.name} {quote(str(data.root))}` names all such pictures"
+    return f"{said}. Repair or remove it, or give data.on_error=skip, which leaves it out; {named}"
+
+
 def _explanation(error: Exception, job: Job) -> str | None:
+    if isinstance(error, PictureError) and not job.run.has_state():
+        return _damage(error, job.settings, goes_on=False)  # going on would meet it again
+    said = _cause(error, job)
+    return None if said is None else f"{said}. {_go_on(job)}"
+
+
+def _cause(error: Exception, job: Job) -> str | None:
     if _disk_is_full(error):
         return _full(error, job.run.folder)
     if isinstance(error, torch.OutOfMemoryError):
         return _short_of_memory(error, job)
     if isinstance(error, PictureError):
-        return (
-            f"a picture could not be read: {error}. Put it back as it was: a run goes on only with the pictures that "
-            "it began with. A new run with data.on_error=skip leaves such pictures out and counts them"
-        )
+        return _damage(error, job.settings, goes_on=True)
     if LOADER.search(str(error)):
         return (
             f"a process that reads pictures was killed ({str(error).strip().rstrip('.')}), as a system does that is "

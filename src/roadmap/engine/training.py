@@ -19,7 +19,7 @@ from roadmap.engine.auto import resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
 from roadmap.engine.comparing import tree_of
 from roadmap.engine.display import Display
-from roadmap.engine.faults import explain_failures
+from roadmap.engine.faults import explain_damage, explain_failures
 from roadmap.engine.job import Job, check_dims, job_of
 from roadmap.engine.joining import Place, hardware_at, place_here, ranks_at
 from roadmap.engine.launching import launch
@@ -89,7 +89,8 @@ def _new_job(
     arithmetic = arithmetic_of(settings.hardware, ranks, settings.model.freeze_backbone)
     torch.manual_seed(settings.seed)
     imports = importing(imports_of(settings, arithmetic.device, settings.epochs * sampler.batches))
-    pack_ahead(settings, splits.everything, ranks, display.quiet)
+    with explain_damage(settings):
+        pack_ahead(settings, splits.everything, ranks, display.quiet)
     with ranks.turns():  # one fetches the weights
         model = retriever(settings.model, settings.data.image)
     check_dims(settings, model)
@@ -102,7 +103,8 @@ def _new_job(
         _store_division(run, splits.everything, found)
     display.start(run.folder, settings, splits, [*reasons, *drawn], model, arithmetic, ranks)
     imports.join()
-    return job_of(settings, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
+    with explain_damage(settings):
+        return job_of(settings, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
 
 
 def _check_pictures(splits: Splits, ranks: Ranks) -> None:
@@ -183,7 +185,8 @@ def _stopped_job(
     start = dataclasses.replace(settings.model, weights="random") if has_state else settings.model
     model = retriever(start, settings.data.image)
     display.start(run.folder, longer, splits, changes, model, arithmetic, ranks)
-    job = job_of(longer, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
+    with explain_damage(longer, has_state):
+        job = job_of(longer, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
     if has_state:
         job.load()
     else:

@@ -71,7 +71,7 @@ def evaluate(
     ties: Ties = "pessimistic",
     truth: GroundTruth | None = None,
     pack: Pack | VectorPack | None = None,
-    on_error: OnError = "raise",
+    on_error: OnError | None = None,
     nearest: int = NEAREST,
     memory: int = MEMORY,
     progress: bool | None = None,
@@ -90,7 +90,7 @@ def evaluate(
         ties: equal scores count against the query ("pessimistic"), or in the mean over their orders ("mean").
         truth: of embeddings: the ground truth of the revisited Oxford or Paris pictures.
         pack: for an encoder: decoded pictures, or what its backbone made of them.
-        on_error: for an encoder: a picture that cannot be decoded, "raise" or "skip".
+        on_error: for an encoder: a picture that cannot be decoded, "raise" or "skip"; None: as in its run, or "raise".
         nearest: how many neighbours of each query are kept.
         memory: bytes to work in.
         progress: show bars; None: where a person watches and it takes long.

@@ -22,6 +22,7 @@ from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED, Records, picture_key
 
 NAME, COLUMNS = "pictures.csv", ["id", "class", "split"]
+FILES = (NAME, f"{NAME}.gz")  # one of the two
 LARGE = 10_000  # pictures from which on the table is compressed
 SHOWN = 3  # pictures that a sentence names
 Key = tuple[str, int]  # a picture, and which of its lines: a table may list one twice
@@ -37,7 +38,7 @@ def save_division(folder: Path, records: Records) -> None:
     writer.writerow(COLUMNS)
     writer.writerows(rows)
     content = text.getvalue().encode("utf-8", "surrogateescape")
-    path = folder / (f"{NAME}.gz" if len(records) >= LARGE else NAME)
+    path = folder / FILES[len(records) >= LARGE]
     with whole_file(path) as temporary:
         # without the time: the same pictures are the same bytes
         Path(temporary).write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -48,7 +49,7 @@ def stored_division(folder: Path, records: Records) -> tuple[Records, list[str]]
 
     Pictures that the run did not know are left out. Where nothing is stored, the records as they came.
     """
-    path = next((found for name in (NAME, f"{NAME}.gz") if (found := folder / name).is_file()), None)
+    path = next((found for name in FILES if (found := folder / name).is_file()), None)
     if path is None:
         return records, []
     stored = _rows(path)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,8 +28,9 @@ from typing import IO, Any
 from roadmap.atomic import remove_leftovers, whole_file
 from roadmap.config.settings import Settings
 from roadmap.data import Records
+from roadmap.locations import check_run
 from roadmap.runs.board import Board
-from roadmap.runs.division import save_division, stored_division
+from roadmap.runs.division import FILES, save_division, stored_division
 from roadmap.runs.lock import hold
 from roadmap.runs.machine import environment
 
@@ -50,7 +52,10 @@ class Run:
 
     @classmethod
     def create(cls, settings: Settings, when: time.struct_time | None = None) -> Run:
-        """A new folder with the settings and the environment in it, held by this process until `close`."""
+        """A new folder with the settings and the environment in it, held by this process until `close`.
+
+        A run of which nothing came, because it failed or was killed before its first step, gives its folder up.
+        """
         if settings.run is None:
             folder = _new_folder(Path(settings.out) / _name(settings, when))
         else:
@@ -58,7 +63,7 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder)
         run.lock()
-        if (folder / "config.yaml").exists():
+        if (folder / "config.yaml").exists() and not run._gave_up():
             run.close()
             raise FileExistsError(
                 f"{folder} already holds a run; give another run=FOLDER, or go on with it: "
@@ -74,8 +79,7 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """A folder that `create` made."""
         folder = Path(folder)
-        if not (folder / "config.yaml").is_file():
-            raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
+        check_run(folder)
         return cls(folder)
 
     def lock(self) -> None:
@@ -187,6 +191,19 @@ class Run:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _gave_up(self) -> bool:
+        """Takes away what a run left of which nothing came; False, and nothing is touched, where there is more."""
+        folder = self.folder
+        ours = (folder / "environment.json").is_file() and all((folder / name).is_dir() for name in PARTS)
+        results = [name for part in PARTS for name in (folder / part).glob("*")]
+        results += [folder / name for name in ("summary.json", "stopped.json") if (folder / name).exists()]
+        if not ours or results or any(line.get("kind") != "before" for line in self.history()):
+            return False
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        for name in ("config.yaml", "metrics.jsonl", *FILES):
+            (folder / name).unlink(missing_ok=True)
+        return True
 
     def _write(self, name: str, text: str) -> None:
         if not self.writes:

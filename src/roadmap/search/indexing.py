@@ -19,10 +19,11 @@ from roadmap.config.settings import SettingError
 from roadmap.data import PictureError, Records, picture, picture_key
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
+from roadmap.locations import INDEX
 from roadmap.progress import Bar, bar
 from roadmap.search.gathering import Pictures, pictures_of
 from roadmap.search.index import Index
-from roadmap.search.manifest import NAME, check_origin
+from roadmap.search.manifest import check_origin
 from roadmap.search.syncing import Changes
 
 STEP = {"cpu": 512, "cuda": 8192}  # pictures after which what is done is kept
@@ -134,7 +135,7 @@ def _opened(
     """The index, open for writing; a new one where there is none."""
     about = encoder.description()
     root = str(found.records.root.resolve())
-    if not (folder / NAME).is_file():
+    if not (folder / INDEX).is_file():
         about |= {
             "dataset": found.records.name,
             "root": root,

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from roadmap.atomic import whole_file
+from roadmap.locations import INDEX, check_index
 from roadmap.names import did_you_mean
 from roadmap.search.engines import ENGINES, installed
 from roadmap.search.metadata import checked_columns
 from roadmap.search.vectors import STORAGES, DamagedError
 
-NAME = "index.json"
 PARTS = ("rows.sqlite", "rows.sqlite-journal", "vectors.bin", "engine", "lock")
 FORMAT = 1
 # Vectors are of the same space where all of these agree.
@@ -54,14 +54,13 @@ class Manifest:
         plain = {**asdict(self), "columns": list(self.columns.items())}
         content = json.dumps({"format": FORMAT, **plain}, sort_keys=True)
         whole = {"checksum": _checksum(content), "index": json.loads(content)}
-        with whole_file(folder / NAME) as temporary:
+        with whole_file(folder / INDEX) as temporary:
             Path(temporary).write_text(json.dumps(whole, indent=1, sort_keys=True))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        path = folder / NAME
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} holds no index: there is no {NAME} in it")
+        check_index(folder)
+        path = folder / INDEX
         try:
             whole = json.loads(path.read_text())
             content, checksum = whole["index"], whole["checksum"]
@@ -146,7 +145,7 @@ def engine_for(name: str) -> str:
 def make_room(folder: Path) -> None:
     """Room for a new index: what an interrupted `create` left goes, anything else is refused."""
     found = {path.name for path in folder.iterdir()}
-    if NAME in found:
+    if INDEX in found:
         raise FileExistsError(f"{folder} holds an index already; open it, or choose another folder")
     if strange := sorted(found - set(PARTS)):
         raise FileExistsError(f"{folder} is not empty ({strange[0]}); choose a new folder for the index")

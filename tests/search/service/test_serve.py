@@ -45,7 +45,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+def process(*arguments: object, wait: bool = True) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """The command, running; its address, and what it has said so far."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "roadmap", "serve", *map(str, arguments)]
@@ -61,7 +61,7 @@ def process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str, li
                     break
             address = next((line.split()[1] for line in said if line.startswith("page")), "")
             assert address, "\n".join(said)
-            while True:
+            while wait:
                 try:
                     httpx.get(f"{address}/ready")
                     break
@@ -112,6 +112,17 @@ def test_ctrl_c_stops_it_without_a_traceback(birds: Path) -> None:
     with process(birds, "--model", "small_cnn", "--port", 0, "--device", "cpu", "--key", "k") as (running, address, _):
         assert httpx.get(f"{address}/api/indexes").status_code == 401
         running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 0
+        assert running.stdout is not None
+        assert running.stdout.read().splitlines() == ["stopped"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_when_it_is_told_to_before_it_listens(birds: Path, number: int) -> None:
+    """As soon as it says how to stop it."""
+    arguments = (birds, "--model", "small_cnn", "--port", 0, "--device", "cpu")
+    with process(*arguments, wait=False) as (running, _, _):
+        running.send_signal(number)
         assert running.wait(30) == 0
         assert running.stdout is not None
         assert running.stdout.read().splitlines() == ["stopped"]

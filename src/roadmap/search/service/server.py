@@ -63,9 +63,10 @@ def serve(
         say(f"interface  {address_of(listener)}/api/openapi.json")
         if host not in LOOPBACK and key is None:
             say("warning    anybody who reaches this address can search; --key asks for a key")
-        say("stop       Ctrl-C")
-        with _calm_signals():
-            _server(app, limits or Limits()).run(sockets=[listener])
+        server = _server(app, limits or Limits())
+        with _stop_by_signals(server):
+            say("stop       Ctrl-C")
+            server.run(sockets=[listener])
         say("stopped")
 
 
@@ -206,12 +207,17 @@ async def _hang_up_on_the_silent(server: uvicorn.Server, seconds: float) -> None
 
 
 @contextmanager
-def _calm_signals() -> Iterator[None]:
-    """The server raises the signal that stopped it again when it has stopped; by then all is done."""
+def _stop_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """A signal that comes before the server has handlers of its own stops it as soon as it has started. When it has
+    stopped, it raises the signal that stopped it again; by then all is done."""
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -1,0 +1,103 @@
+"""What every verb says in the same way: what begins, what went wrong and what helps, that it was stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import typer
+
+from roadmap.config.settings import SettingError
+
+FAILED, INTERRUPTED = 1, 130
+STDOUT = 1
+# What a person can do something about; anything else is a fault of ours and shows its traceback.
+EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError)
+# The library speaks of settings; these verbs have options for some of them.
+FIELDS = (
+    *("model.weights", "model.pooling", "model.dim", "data.root", "data.image", "data.resize", "data.pack"),
+    *("data.on_error", "hardware.device", "hardware.precision"),
+)
+OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
+OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
+REPAIR = "Repair or remove it"
+SKIP = f"{REPAIR}, or use --on-error skip"
+
+
+def say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def say_start(line: str) -> None:
+    """Says what begins, before anything slow is imported."""
+    typer.secho(line, dim=True)
+
+
+def say_error(line: str) -> None:
+    typer.secho(f"error: {line}", fg=typer.colors.RED, err=True)
+
+
+@contextmanager
+def tell_errors(stopped: str = "stopped", damaged: str = REPAIR) -> Iterator[None]:
+    """Expected errors become one line on stderr and exit code 1; ROADMAP_DEBUG=1 shows the traceback instead.
+
+    Args:
+        stopped: what is said after Ctrl-C, which leaves with exit code 130.
+        damaged: what helps when a picture cannot be decoded.
+    """
+    said, code = "", 0
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt as stop:
+        said, code = stopped, getattr(stop, "exit_code", INTERRUPTED)
+    except EXPECTED as error:
+        if debugging() or is_reader_gone(error):
+            raise
+        said, code = advice(error, damaged), FAILED
+    # outside: the error would keep alive what it came from, such as processes that wait for more work
+    if code == FAILED:
+        say_error(said)
+    elif code:
+        typer.echo(f"\n{said}", err=True)
+    if code:
+        raise typer.Exit(code)
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted; our own variable counts before Hydra's."""
+    return os.environ.get("ROADMAP_DEBUG", os.environ.get("HYDRA_FULL_ERROR", "")) not in ("", "0")
+
+
+def is_reader_gone(error: BaseException) -> bool:
+    """Whether nobody reads the output any more, as behind `| head`: there is nobody to tell, and nothing is wrong."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    if not hasattr(select, "poll"):
+        return True
+    asked = select.poll()  # another pipe may have been the broken one, such as that of a process that reads pictures
+    asked.register(STDOUT, 0)
+    return any(state & select.POLLERR for _, state in asked.poll(0))
+
+
+def advice(error: Exception, damaged: str = REPAIR) -> str:
+    """The message in the words of the command line, with what helps."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"this needs {error.name}: pip install 'roadmap-retrieval[train]'"
+    names = "|".join(map(re.escape, OPTION_OF))
+    spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
+    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
+    if (
+        isinstance(error, SettingError) and error.field not in OPTION_OF
+    ):  # an argument, which is called as its option is
+        said = said.replace(f"{error.field}=", f"--{error.field} ")
+    if type(error).__name__ == "PictureError":  # by name: importing it to look at any error would take a second
+        return f"{said}. {damaged}"
+    if inside := re.search(r"PictureError: (.+)", said):  # torch hands a worker's error on as text, with its traceback
+        return f"{inside[1]}. {damaged}"
+    return f"{said}. A smaller --batch takes less memory" if "out of memory" in said else said
