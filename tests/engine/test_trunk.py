@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from roadmap.config.settings import ModelSettings, SettingError, Settings
-from roadmap.data import PictureError, evaluation_batches
+from roadmap.data import evaluation_batches
 from roadmap.encoder import Encoder
 from roadmap.encoder.trunk import vector_pack
 from roadmap.encoder.vector_files import home
 from roadmap.engine import fit, plan, resume
 from roadmap.engine.auto import resolve
+from roadmap.engine.faults import RunError
 from roadmap.engine.loop import train_epoch
 from roadmap.engine.splits import records_of
 from roadmap.engine.watch import Watch
@@ -195,6 +197,26 @@ def test_stopped_and_gone_on_with(pictures: Path, tmp_path: Path) -> None:
     assert_same_run(whole, tmp_path / "twice")
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_goes_on_looks_with_the_weights_that_it_began_with(
+    kept: bool, pictures: Path, tmp_path: Path, uncached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights from a file, which a run that goes on need not find again; what they made of the pictures it does."""
+    torch.manual_seed(7)
+    save_file(retriever(ModelSettings(), 16).backbone.state_dict(), tmp_path / "weights.safetensors")
+    settings = frozen(pictures, tmp_path / "whole", model__weights=str(tmp_path / "weights.safetensors"))
+    whole = fit(settings, quiet=True)
+    settings = dataclasses.replace(settings, run=str(tmp_path / "twice"))
+    killed(6, lambda: fit(settings, quiet=True))
+    (tmp_path / "weights.safetensors").unlink()
+    if kept:
+        unused(monkeypatch)
+    else:
+        shutil.rmtree(uncached)
+    resume(tmp_path / "twice", quiet=True)
+    assert_same_run(whole, tmp_path / "twice")
+
+
 def test_two_processes_are_one(pictures: Path, tmp_path: Path, uncached: Path) -> None:
     alone = fit(frozen(pictures, tmp_path / "alone"), quiet=True)
     shutil.rmtree(uncached)
@@ -224,14 +246,14 @@ def test_a_picture_that_cannot_be_decoded(pack: str, tmp_path: Path) -> None:
     write_classes(root / "test", range(8, 12))
     (root / "train" / "c02" / "1.png").write_bytes(b"no picture")
     (root / "test" / "c09" / "1.png").write_bytes(b"no picture")
-    with pytest.raises(PictureError, match=r"c0[29]/1\.png"):
+    with pytest.raises(RunError, match=r"c0[29]/1\.png"):
         fit(frozen(root, tmp_path / "stops", data__pack=pack, select__by="last"), quiet=True)
     settings = frozen(root, tmp_path / "goes on", data__pack=pack, data__on_error="skip", select__by="last")
     folder = fit(settings, quiet=True)
     assert sorted(last(folder)["stateful"]["pictures"]["skipped"]) == ["test/c09/1.png", "train/c02/1.png"]
     assert len(Evaluation.load(Run.open(folder).evaluation_file("pictures")).labels) == 23
     # what was left out then is not left out where that is an error
-    with pytest.raises(PictureError, match=r"1\.png"):
+    with pytest.raises(RunError, match=r"1\.png"):
         fit(frozen(root, tmp_path / "stops again", data__pack=pack, select__by="last"), quiet=True)
 
 

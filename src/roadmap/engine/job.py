@@ -130,8 +130,13 @@ def job_of(
     signals: Signals | None = None,
     ranks: Ranks = ALONE,
     auxiliary: Constructor | None = None,
+    goes_on: bool = False,
 ) -> Job:
-    """Everything a run works with, put together; pictures are packed now, if they are to be."""
+    """Everything a run works with, put together; pictures are packed now, if they are to be.
+
+    Args:
+        goes_on: from the state that the run folder holds, which brings the weights too.
+    """
     if ranks.world > 1 and not settings.model.freeze_batch_norm:
         _check_chunks(settings, share_statistics(model))
     model = in_layout(model.to(arithmetic.device), settings.hardware)
@@ -157,8 +162,6 @@ def job_of(
     compiling = Compiling("no") if frozen else compiling_of(model, settings.hardware, arithmetic.device, steps)
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         display.console.print(f"  - {pictures.open_pack(everything)}")
-    if frozen:
-        display.console.print(f"  - {pictures.keep_vectors(model, splits)}")
     # what is recorded has one shape, asks for vectors alone, and no other process has a part in it
     recorded = settings.data.parts is None and beside is None and ranks.world == 1
     runnable = runnable_model(model, compiling.mode, recorded)
@@ -180,7 +183,13 @@ def job_of(
     if settings.data.parts is not None:
         note = chunk_note(model, settings.data.parts, settings.model.freeze_batch_norm)
         display.console.print(f"  - {note}")
-    return Job(settings, arithmetic, splits, sampler, pictures, state, parts, run, display, signals or Signals(), ranks)
+    signals = signals or Signals()
+    job = Job(settings, arithmetic, splits, sampler, pictures, state, parts, run, display, signals, ranks)
+    if goes_on:
+        job.load()
+    if frozen:  # with the weights that the run has, not with those that it was put together with
+        display.console.print(f"  - {pictures.keep_vectors(model, splits)}")
+    return job
 
 
 def _check_chunks(settings: Settings, model: nn.Module) -> None:

@@ -186,10 +186,8 @@ def _stopped_job(
     model = retriever(start, settings.data.image)
     display.start(run.folder, longer, splits, changes, model, arithmetic, ranks)
     with explain_damage(longer, has_state):
-        job = job_of(longer, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)
-    if has_state:
-        job.load()
-    else:
+        job = job_of(longer, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary, has_state)
+    if not has_state:
         run.forget_after(-1)
     if longer.epochs != settings.epochs:
         _check_epochs(job, settings.epochs)
