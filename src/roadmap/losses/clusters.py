@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from roadmap.kernels import cosine_scores
+from roadmap.kernels import both_run_on_triton, cosine_scores
+from roadmap.kernels import clusters as kernels
+from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_count, check_number, values_are_free_to_read
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.relevance import UNKNOWN
@@ -54,6 +56,9 @@ class Clusters(nn.Module):
                 "use HierarchicalAP for them"
             )
         classes = c.query_labels if c.query_labels.ndim == 1 else c.query_labels[:, -1]
+        if both_run_on_triton(c.embeddings, self.proxies):
+            found = kernels.cluster_terms(c.embeddings, self.proxies, classes, self.temperature)
+            return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
         return cluster_terms(cosine_scores(c.embeddings, self.proxies), classes, self.temperature)
 
 

@@ -156,6 +156,16 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return first, first + tensor.nbytes
 
 
+def program_of(programs: dict[Any, Program], key: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Program:
+    """The record of calls like this one; a call is told apart by what its launches take for granted."""
+    whole = (*key, signature_of(tensors))
+    program = programs.pop(whole, None) or Program()
+    programs[whole] = program  # the last used stands last
+    if len(programs) > MOST_PROGRAMS:
+        programs.pop(next(iter(programs)), None)
+    return program
+
+
 def play_or_record(
     programs: dict[Any, Program], device: torch.device, given: Sequence[Tensor], buffer: Tensor,
     launch_all: Callable[[Arena], None],

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from roadmap.kernels.rules import TERMS, LossRule
 from roadmap.kernels.trees import TreeCall
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, launch, new_buffer, signature_of
+from roadmap.kernels.triton.launch import Arena, Program, launch, new_buffer, program_of
 from roadmap.kernels.triton.layout import BOUND, FACTORS, STATISTICS
 from roadmap.kernels.triton.math import TILE
 from roadmap.kernels.triton.reduce import _store_factors, embedding_gradient, reduce_rows
@@ -111,7 +111,8 @@ def terms_and_gradients(call: TreeCall, needs: tuple[bool, bool]) -> tuple[Tenso
     found = [torch.empty((rows, D) if need else (0,), device=device) for need, rows in shapes]
     given = call.queries, call.gallery, call.query_paths, call.gallery_paths, call.own, *relevant.tensors
     tensors = (*given, out, *found)
-    program = _program_of((call.rule, call.moving, needs, device, relevant.total, relevant.largest), given)
+    key = call.rule, call.moving, needs, device, relevant.total, relevant.largest
+    program = program_of(_programs, key, given)
     if program.tape is not None:
         buffer = new_buffer(program.tape.workspace, device)
         program.tape.play([0 if t is None else t.data_ptr() for t in (*tensors, buffer)], device.index or 0)
@@ -127,16 +128,6 @@ def _tidy(call: TreeCall) -> TreeCall:
     whole = tuple(p.long().contiguous() for p in paths)
     own = None if call.own is None else call.own.long().contiguous()
     return replace(call, query_paths=whole[0], gallery_paths=whole[1], own=own)
-
-
-def _program_of(key: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Program:
-    """The record of calls like this one; a call is told apart by what its launches take for granted."""
-    whole = (*key, signature_of(tensors))
-    program = _programs.pop(whole, None) or Program()
-    _programs[whole] = program  # the last used stands last
-    if len(_programs) > MOST_PROGRAMS:
-        _programs.pop(next(iter(_programs)))
-    return program
 
 
 def _compute(
