@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from roadmap.kernels import paths as ways
-from roadmap.kernels.clusters import cluster_terms
+from roadmap.kernels.clusters import cluster_loss, cluster_terms
 from roadmap.losses import HAPPIER, ClusteredLoss, SupAP, SupRank
 from roadmap.losses.clusters import Clusters
 from roadmap.losses.clusters import cluster_terms as plain_terms
@@ -107,6 +107,23 @@ def test_triton_clusters_are_the_literal_loops() -> None:
 
 
 @on_triton
+@pytest.mark.parametrize("case", ["several tiles", "some not known", "none known"])
+def test_triton_mean_is_that_of_the_terms(case: str) -> None:
+    x, proxies, labels = CASES[case]()
+    found = []
+    for by_terms in (True, False):
+        sides = [side.clone().requires_grad_() for side in (x, proxies)]
+        if by_terms:
+            terms = cluster_terms(*sides, labels, 0.05)
+            value = terms[0] / terms[1].detach().clamp(min=1)
+        else:
+            value = cluster_loss(*sides, labels, 0.05)
+        assert value.shape == ()
+        found.append([value.detach(), *torch.autograd.grad(3 * value, sides)])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+
+
+@on_triton
 def test_triton_clusters_show_what_cannot_be() -> None:
     """A class that has no vector, a vector without direction: NaN where looking would stall."""
     x, proxies, labels = drawn(9, 6, 5)
@@ -168,7 +185,7 @@ def test_triton_clusters_are_compiled_and_transformed() -> None:
         grad.sum().backward()
     torch.library.opcheck(
         torch.ops.roadmap.cluster_terms.default,
-        (leaf, proxies, labels, 0.05, True, False),
+        (leaf, proxies, labels, 0.05, False, True, False),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
 

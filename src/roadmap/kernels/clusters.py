@@ -1,9 +1,9 @@
 """The cluster term of a loss (losses/clusters.py) in kernels of its own, where `both_run_on_triton`: its operator.
 
     roadmap::cluster_terms     sum of -log softmax(cosine / temperature) over the queries whose class is known, their
-                               number; the derivatives
+                               number; or the one over the other; the derivatives
 
-As with label trees the derivative of the sum is counted with the sum, and the backward is `roadmap::tree_gradient`.
+As with label trees the derivative is counted with the sum or the mean, and the backward is `roadmap::tree_gradient`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,24 @@ def cluster_terms(queries: Tensor, proxies: Tensor, classes: Tensor, temperature
             the sum NaN.
         classes: (M,) integers in [0, C), or -1: not known, the query does not count. Others make the sum NaN.
     """
+    return _terms_or_loss(queries, proxies, classes, temperature, True)
+
+
+def cluster_loss(queries: Tensor, proxies: Tensor, classes: Tensor, temperature: float) -> Tensor:
+    """The mean over the queries whose class is known, a scalar, 0 where none is; arguments as in `cluster_terms`."""
+    return _terms_or_loss(queries, proxies, classes, temperature, False)
+
+
+def _terms_or_loss(queries: Tensor, proxies: Tensor, classes: Tensor, temperature: float, as_terms: bool) -> Tensor:
     hidden = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     needs = (torch.is_grad_enabled() and (x.requires_grad or hidden) for x in (queries, proxies))
-    inputs = (queries, proxies, classes, float(temperature), *needs)
-    terms: Tensor
+    inputs = (queries, proxies, classes, float(temperature), as_terms, *needs)
+    out: Tensor
     if torch.compiler.is_compiling():
-        terms, _, _ = torch.ops.roadmap.cluster_terms(*inputs)
+        out, _, _ = torch.ops.roadmap.cluster_terms(*inputs)
     else:
-        terms, _, _ = _ClusterTerms.apply(*inputs)  # type: ignore[no-untyped-call]
-    return terms
+        out, _, _ = _ClusterTerms.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _ClusterTerms(torch.autograd.Function):
@@ -58,29 +67,42 @@ class _ClusterTerms(torch.autograd.Function):
 
 
 def _operator(
-    queries: Tensor, proxies: Tensor, classes: Tensor, temperature: float, for_queries: bool, for_proxies: bool
+    queries: Tensor,
+    proxies: Tensor,
+    classes: Tensor,
+    temperature: float,
+    as_terms: bool,
+    for_queries: bool,
+    for_proxies: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from roadmap.kernels.triton import clusters
 
     with on_device_of(queries):
-        return clusters.terms_and_gradients(queries, proxies, classes, temperature, (for_queries, for_proxies))
+        needs = for_queries, for_proxies
+        return clusters.terms_and_gradients(queries, proxies, classes, temperature, as_terms, needs)
 
 
 def _fake(
-    queries: Tensor, proxies: Tensor, classes: Tensor, temperature: float, for_queries: bool, for_proxies: bool
+    queries: Tensor,
+    proxies: Tensor,
+    classes: Tensor,
+    temperature: float,
+    as_terms: bool,
+    for_queries: bool,
+    for_proxies: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     by_queries, by_proxies = (
         x.new_empty(tuple(x.shape) if wanted else (0,), dtype=torch.float32)
         for x, wanted in ((queries, for_queries), (proxies, for_proxies))
     )
-    return queries.new_empty(TERMS, dtype=torch.float32), by_queries, by_proxies
+    return queries.new_empty((TERMS,) if as_terms else (), dtype=torch.float32), by_queries, by_proxies
 
 
 def _library_of_operators() -> Any:
     library: Any = torch.library.Library("roadmap", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(
-        "cluster_terms(Tensor queries, Tensor proxies, Tensor classes, float temperature, bool for_queries, "
-        "bool for_proxies) -> (Tensor, Tensor, Tensor)"
+        "cluster_terms(Tensor queries, Tensor proxies, Tensor classes, float temperature, bool as_terms, "
+        "bool for_queries, bool for_proxies) -> (Tensor, Tensor, Tensor)"
     )
     library.impl("cluster_terms", _operator, "CompositeExplicitAutograd")
     torch.library.register_fake("roadmap::cluster_terms", _fake, lib=library)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from roadmap.kernels.rules import TERMS, LossRule, RankRule
 from roadmap.kernels.triton.launch import Arena, Program, launch, new_buffer, program_of
-from roadmap.kernels.triton.layout import AP_LOSS, BOUND, COUNTED, FACTORS, HALF_SCALE, STATISTICS
+from roadmap.kernels.triton.layout import AP_FACTOR, AP_LOSS, BOUND, COUNTED, FACTORS, HALF_SCALE, STATISTICS
 from roadmap.kernels.triton.math import TILE
 from roadmap.kernels.triton.reduce import embedding_gradient, reduce_rows
 from roadmap.kernels.triton.small import fill_scores
@@ -117,19 +117,19 @@ def _state(arena: Arena, queries: Tensor, proxies: Tensor) -> _State:
 
 
 def terms_and_gradients(
-    queries: Tensor, proxies: Tensor, classes: Tensor, temperature: float, needs: tuple[bool, bool]
+    queries: Tensor, proxies: Tensor, classes: Tensor, temperature: float, as_terms: bool, needs: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The terms, (TERMS,), of which there is one sum; its derivatives by queries and proxies, float32, empty where they
-    are not needed."""
+    """The terms, (TERMS,), of which there is one sum, or the mean; the derivatives of that by queries and proxies,
+    float32, empty where they are not needed."""
     classes, device = classes.long().contiguous(), queries.device
-    out = torch.empty(TERMS, device=device, dtype=torch.float32)
+    out = torch.empty((TERMS,) if as_terms else (), device=device, dtype=torch.float32)
     found = [
         torch.empty(x.shape if need else (0,), device=device, dtype=torch.float32)
         for x, need in zip((queries, proxies), needs, strict=True)
     ]
     given = queries, proxies, classes
     tensors = (*given, out, *found)
-    program = program_of(_programs, (temperature, needs, device), given)
+    program = program_of(_programs, (temperature, as_terms, needs, device), given)
     if program.tape is not None:
         buffer = new_buffer(program.tape.workspace, device)
         program.tape.play([t.data_ptr() for t in (*tensors, buffer)], device.index or 0)
@@ -172,7 +172,9 @@ def _compute(
             add_product(halves, False, whole, width, p, 0, sums[0], first, state.factors, partial)
         if sums[1] is not None:
             add_product(halves, True, width, whole, q, first, sums[1], 0, state.factors, partial)
-    reduce_rows(out, state.factors, state.stats, q.norms, p.norms, _SUM, True, bounded=False)
+    as_terms = out.ndim > 0
+    reduce_rows(out, state.factors, state.stats, q.norms, p.norms, _SUM, as_terms, bounded=False)
+    share = None if as_terms else state.factors[AP_FACTOR.value :]  # one over the number of queries
     for to, some, units in zip(wanted, sums, (q, p), strict=True):
         if to is not None and some is not None:
-            embedding_gradient(some, units.hi, units.lo, units.norms, None, None, to)
+            embedding_gradient(some, units.hi, units.lo, units.norms, None, share, to)
