@@ -121,6 +121,25 @@ def test_triton_trees_shared_out_are_the_whole() -> None:
 
 
 @on_triton
+@pytest.mark.parametrize("kind", ["H-AP", "NDCG", "pull without self"])
+@pytest.mark.parametrize("case", [TREES[6], TREES[9]], ids=repr)
+def test_triton_trees_come_to_their_terms(kind: str, case: GradedCase) -> None:
+    """The loss in one go, and by its sum and count; with a query that has no positive, and with a gallery."""
+    loss, found = KINDS[kind].loss, []
+    labels, others = (None if some is None else some.to(DEVICE) for some in (case.labels, case.gallery_labels))
+    assert labels is not None
+    for by_terms in (True, False):
+        sides = [x.float().to(DEVICE).requires_grad_() for x in (case.vectors, case.gallery) if x is not None]
+        gallery = sides[1] if len(sides) > 1 else None
+        if by_terms:
+            value = loss.value(loss.terms(Comparison.of(sides[0], labels, None, gallery, others, graded=True)))
+        else:
+            value = loss(sides[0], labels, ref_emb=gallery, ref_labels=others)
+        found.append([value.detach(), *torch.autograd.grad(3 * value, sides)])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-8)
+
+
+@on_triton
 def test_triton_trees_have_a_gradient_where_it_is_asked_for() -> None:
     case = TREES[9]
     assert case.gallery is not None
@@ -215,10 +234,10 @@ def test_triton_tree_operators_keep_their_promises() -> None:
     x, labels = WIDE.vectors[:6].float().to(DEVICE), WIDE.labels[:6].to(DEVICE)
     g, others = WIDE.vectors[6:15].float().to(DEVICE).requires_grad_(), WIDE.labels[6:15].to(DEVICE)
     for gallery, paths_, moving in ((None, labels, -1), (g, others, -1), (g, others, 4)):
-        given = (x.clone().requires_grad_(), gallery, labels, paths_, None, *_flat_tree(TREE_RULES[0]), moving)
+        given = (x.clone().requires_grad_(), gallery, labels, paths_, None, *_flat_tree(TREE_RULES[0]))
         torch.library.opcheck(
             torch.ops.roadmap.tree_terms.default,
-            (*given, True, gallery is not None),
+            (*given, moving == 4, moving, True, gallery is not None),
             test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
         )
 

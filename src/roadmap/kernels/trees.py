@@ -4,10 +4,11 @@ Where `graded` takes (M, N) scores and grades of any origin, here the grades fol
 at most one grade a level, and who has which is worked out where the ranks are counted (triton/trees.py). Runs where
 `both_run_on_triton`; elsewhere the losses take `graded`.
 
-    roadmap::tree_terms        sum of 1 - measure over the queries that have a positive, their number; the derivatives
+    roadmap::tree_terms        sum of 1 - measure over the queries that have a positive, their number; or the one over
+                               the other; the derivatives
     roadmap::tree_gradient     the gradient at one side, from the one at the terms
 
-The derivative of a sum is counted with the sum: its backward is a multiplication.
+The derivative of a sum, or of a mean, is counted with it: its backward is a multiplication.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class TreeCall:
         own: (M,), where each query stands in the gallery, as in `LossCall`.
         rule: which loss.
         moving: how many items, at the gallery's front, somebody reads the gradient of.
+        as_terms: whether the sum and the number are asked for, or the mean.
     """
 
     queries: Tensor
@@ -70,6 +72,7 @@ class TreeCall:
     own: Tensor | None
     rule: TreeRule
     moving: int
+    as_terms: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -85,19 +88,43 @@ def tree_terms(
     rule: TreeRule,
 ) -> Tensor:
     """(TERMS,): the sum and the count stand where those of AP do; the sum has a gradient."""
+    return _terms_or_loss(queries, query_paths, gallery, gallery_paths, own, rule, True)
+
+
+def tree_loss(
+    queries: Tensor,
+    query_paths: Tensor,
+    gallery: Tensor | None,
+    gallery_paths: Tensor,
+    own: Tensor | None,
+    rule: TreeRule,
+) -> Tensor:
+    """The mean of 1 - measure over the queries that have a positive, a scalar; 0 where none has."""
+    return _terms_or_loss(queries, query_paths, gallery, gallery_paths, own, rule, False)
+
+
+def _terms_or_loss(
+    queries: Tensor,
+    query_paths: Tensor,
+    gallery: Tensor | None,
+    gallery_paths: Tensor,
+    own: Tensor | None,
+    rule: TreeRule,
+    as_terms: bool,
+) -> Tensor:
     moving = ALL_ITEMS
     if gallery is not None and not torch.compiler.is_compiling():
         # The function that made the gallery may say how many of its rows it hands a gradient on to.
         moving = getattr(gallery.grad_fn, "moving_rows", ALL_ITEMS)
     hidden = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     needs = (x is not None and torch.is_grad_enabled() and (x.requires_grad or hidden) for x in (queries, gallery))
-    inputs = (queries, gallery, query_paths, gallery_paths, own, *_flat_tree(rule), moving, *needs)
-    terms: Tensor
+    inputs = (queries, gallery, query_paths, gallery_paths, own, *_flat_tree(rule), as_terms, moving, *needs)
+    out: Tensor
     if torch.compiler.is_compiling():
-        terms, _, _ = torch.ops.roadmap.tree_terms(*inputs)
+        out, _, _ = torch.ops.roadmap.tree_terms(*inputs)
     else:
-        terms, _, _ = _TreeTerms.apply(*inputs)  # type: ignore[no-untyped-call]
-    return terms
+        out, _, _ = _TreeTerms.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _TreeTerms(torch.autograd.Function):
@@ -148,19 +175,19 @@ def _tree_rule_of(kind: str, weights: list[float], include_self: bool, *measure:
 
 
 def _operator(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    (queries, gallery, query_paths, gallery_paths, own), (*flat, moving) = args[:5], args[5:-2]
+    (queries, gallery, query_paths, gallery_paths, own), (*flat, as_terms, moving) = args[:5], args[5:-2]
     from roadmap.kernels.triton import trees
 
     wanted = len(gallery_paths) if moving == ALL_ITEMS else moving
-    call = TreeCall(queries, gallery, query_paths, gallery_paths, own, _tree_rule_of(*flat), wanted)
+    call = TreeCall(queries, gallery, query_paths, gallery_paths, own, _tree_rule_of(*flat), wanted, as_terms)
     with on_device_of(queries):
         return trees.terms_and_gradients(call, args[-2:])
 
 
 def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    queries, gallery, moving = args[0], args[1], args[-3]
+    queries, gallery, as_terms, moving = args[0], args[1], args[-4], args[-3]
     rows = 0 if gallery is None else len(gallery) if moving == ALL_ITEMS else moving
-    found = [queries.new_empty(TERMS, dtype=torch.float32)]
+    found = [queries.new_empty((TERMS,) if as_terms else (), dtype=torch.float32)]
     for wanted, count in zip(args[-2:], (len(queries), rows), strict=True):
         shape = (count, queries.shape[1]) if wanted else (0,)
         found.append(queries.new_empty(shape, dtype=torch.float32))
@@ -168,8 +195,9 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradient(grad: Tensor, found: Tensor, x: Tensor) -> Tensor:
-    """The gradient at `x` from that at the terms; `found` is the derivative of the sum by the front of `x`."""
-    product = grad[AP_SUM] * found
+    """The gradient at `x` from that at the terms, or at the mean; `found` is the derivative of the sum, or of the mean,
+    by the front of `x`."""
+    product = grad.reshape(-1)[AP_SUM] * found
     if len(found) == len(x):
         return product.to(x.dtype)
     whole = torch.zeros_like(x, memory_format=torch.contiguous_format)
@@ -202,8 +230,8 @@ def _library_of_operators() -> Any:
     library: Any = torch.library.Library("roadmap", "FRAGMENT")  # type: ignore[no-untyped-call]
     terms = (
         "(Tensor queries, Tensor? gallery, Tensor query_paths, Tensor gallery_paths, Tensor? own, str kind, "
-        f"float[] weights, bool include_self, str measure, bool exponential, {RANKS_SCHEMA}, float[] pull, int moving, "
-        "bool for_queries, bool for_gallery) -> (Tensor, Tensor, Tensor)"
+        f"float[] weights, bool include_self, str measure, bool exponential, {RANKS_SCHEMA}, float[] pull, "
+        "bool as_terms, int moving, bool for_queries, bool for_gallery) -> (Tensor, Tensor, Tensor)"
     )
     gradient = "(Tensor grad, Tensor found, Tensor x) -> Tensor"
     for name, schema, function, fake, derivative, keep in (

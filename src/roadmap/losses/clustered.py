@@ -68,7 +68,7 @@ class ClusteredLoss(nn.Module):
     ) -> Tensor:
         c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
         ranking = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        value: Tensor = (1 - self.lam) * ranking + self.lam * self.clusters.terms(c).means[0]
+        value: Tensor = (1 - self.lam) * ranking + self.lam * self.clusters.loss(c)
         return value
 
     def terms(self, c: Comparison) -> Terms:

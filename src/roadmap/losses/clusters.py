@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from roadmap.kernels import cosine_scores
+from roadmap.kernels import both_run_on_triton, cosine_scores
+from roadmap.kernels import clusters as kernels
+from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_count, check_number, values_are_free_to_read
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.relevance import UNKNOWN
@@ -42,6 +44,20 @@ class Clusters(nn.Module):
 
     def terms(self, c: Comparison) -> Terms:
         """One term over the queries; every one whose class is known counts, whether it has positives or not."""
+        classes = self._classes(c)
+        if both_run_on_triton(c.embeddings, self.proxies):
+            found = kernels.cluster_terms(c.embeddings, self.proxies, classes, self.temperature)
+            return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
+        return cluster_terms(cosine_scores(c.embeddings, self.proxies), classes, self.temperature)
+
+    def loss(self, c: Comparison) -> Tensor:
+        """What the term comes to; where a kernel says that in one go, it does."""
+        if both_run_on_triton(c.embeddings, self.proxies):
+            return kernels.cluster_loss(c.embeddings, self.proxies, self._classes(c), self.temperature)
+        return self.terms(c).means[0]
+
+    def _classes(self, c: Comparison) -> Tensor:
+        """The class of each query, (M,)."""
         dimensions = self.proxies.shape[1]
         if c.embeddings.shape[1] != dimensions:
             raise ValueError(
@@ -53,8 +69,7 @@ class Clusters(nn.Module):
                 "this loss draws items to the vector of their one class, and sets of labels have none; "
                 "use HierarchicalAP for them"
             )
-        classes = c.query_labels if c.query_labels.ndim == 1 else c.query_labels[:, -1]
-        return cluster_terms(cosine_scores(c.embeddings, self.proxies), classes, self.temperature)
+        return c.query_labels if c.query_labels.ndim == 1 else c.query_labels[:, -1]
 
 
 def cluster_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:

@@ -141,7 +141,7 @@ class SupRank(nn.Module):
         fused = c.fused_loss(self.rule)
         if fused is None:
             return self.value(self.terms(c))
-        return (1 - self.lam) * fused + self.lam * self.clusters.terms(c).means[0]
+        return (1 - self.lam) * fused + self.lam * self.clusters.loss(c)
 
     def terms(self, c: Comparison) -> Terms:
         """The term of the ranks, and the cross-entropies with the number of queries: two terms."""

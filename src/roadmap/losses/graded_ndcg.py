@@ -13,7 +13,7 @@ from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_graded_scores
 from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
-from roadmap.losses.graded_terms import graded_terms
+from roadmap.losses.graded_terms import graded_loss, graded_terms
 from roadmap.losses.hierarchical_ap import exact_value
 from roadmap.losses.rank_ndcg import SupNDCG
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeRelevance
@@ -115,14 +115,20 @@ class GradedNDCG(nn.Module):
         grades: Tensor | None = None,
     ) -> Tensor:
         c = Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, grades)
-        fused = c.fused_loss(self.binary.rule) if c.is_binary else None
+        if c.is_binary:
+            fused = c.fused_loss(self.binary.rule)
+        else:
+            fused = graded_loss(c, self.relevance, self._rule, include_self=self.binary.include_self)
         return self.value(self.terms(c)) if fused is None else fused
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - NDCG_i over the queries that have a positive, and their number: one term."""
         if c.is_binary:
             return self.binary.terms(c)
-        rule = GradedRule("ndcg", self.binary.rule.ranks, exponential=self.gain == "exponential")
-        return graded_terms(c, self.relevance, rule, include_self=self.binary.include_self)
+        return graded_terms(c, self.relevance, self._rule, include_self=self.binary.include_self)
+
+    @property
+    def _rule(self) -> GradedRule:
+        return GradedRule("ndcg", self.binary.rule.ranks, exponential=self.gain == "exponential")
 
     value = value_of_one_term

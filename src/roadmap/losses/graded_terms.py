@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from roadmap.kernels import both_run_on_triton
 from roadmap.kernels.graded import GradedRule
 from roadmap.kernels.graded_calls import graded_from_scores
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
-from roadmap.kernels.trees import TreeRule, tree_terms
+from roadmap.kernels.trees import TreeRule, tree_loss, tree_terms
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.relevance import Relevance
 from roadmap.losses.terms import Terms, ap_terms
@@ -17,12 +18,24 @@ from roadmap.losses.terms import Terms, ap_terms
 def graded_terms(c: Comparison, relevance: Relevance, rule: GradedRule, *, include_self: bool) -> Terms:
     """Sum of 1 - the measure over the queries that have a positive, and their number: one term."""
     if takes_trees(c, relevance, rule):
-        tree = TreeRule(rule, relevance.tree.kind, relevance.tree.weights(c.query_labels.shape[1]), include_self)
+        tree = _tree_rule(c, relevance, rule, include_self)
         found = tree_terms(c.embeddings, c.query_labels, c.ref_emb, c.gallery_labels, c.places, tree)
         return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
     grades = c.grades(relevance, include_self=include_self)
     terms = ap_terms(graded_from_scores(c.scores, grades, rule), grades > 0)
     return Terms(c.loss_or_nan(terms.sums), terms.counts)
+
+
+def graded_loss(c: Comparison, relevance: Relevance, rule: GradedRule, *, include_self: bool) -> Tensor | None:
+    """What the term comes to, where a kernel says that in one go."""
+    if not takes_trees(c, relevance, rule):
+        return None
+    tree = _tree_rule(c, relevance, rule, include_self)
+    return tree_loss(c.embeddings, c.query_labels, c.ref_emb, c.gallery_labels, c.places, tree)
+
+
+def _tree_rule(c: Comparison, relevance: Relevance, rule: GradedRule, include_self: bool) -> TreeRule:
+    return TreeRule(rule, relevance.tree.kind, relevance.tree.weights(c.query_labels.shape[1]), include_self)
 
 
 def takes_trees(c: Comparison, relevance: Relevance, rule: GradedRule) -> bool:

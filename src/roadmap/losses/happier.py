@@ -73,7 +73,11 @@ class HAPPIER(nn.Module):
         ref_labels: Tensor | None = None,
         own: Tensor | None = None,
     ) -> Tensor:
-        return self.value(self.terms(Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)))
+        c = Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        fused = self.h_ap.fused(c)
+        if fused is None:
+            return self.value(self.terms(c))
+        return (1 - self.lam) * fused + self.lam * self.clusters.loss(c)
 
     def terms(self, c: Comparison) -> Terms:
         """The term of `HierarchicalAP`, and the sum of the cross-entropies with the number of queries: two terms."""

@@ -14,7 +14,7 @@ from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_graded_scores, check_number
 from roadmap.losses.call import value_of_one_term
 from roadmap.losses.comparison import Comparison
-from roadmap.losses.graded_terms import graded_terms
+from roadmap.losses.graded_terms import graded_loss, graded_terms
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeGrades, TreeRelevance
 from roadmap.losses.terms import Terms, ap_terms
@@ -138,14 +138,23 @@ class HierarchicalAP(nn.Module):
         grades: Tensor | None = None,
     ) -> Tensor:
         c = Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, grades)
-        fused = c.fused_loss(self.supap.rule) if c.is_binary else None
+        fused = self.fused(c)
         return self.value(self.terms(c)) if fused is None else fused
+
+    def fused(self, c: Comparison) -> Tensor | None:
+        """The loss, where a kernel says it in one go."""
+        if c.is_binary:
+            return c.fused_loss(self.supap.rule)
+        return graded_loss(c, self.relevance, self._rule, include_self=self.supap.include_self)
 
     def terms(self, c: Comparison) -> Terms:
         """Sum of 1 - H-AP_i over the queries that have a positive, and their number: one term."""
         if c.is_binary:  # one level: H-AP is AP, and nothing is more relevant than a positive
             return self.supap.terms(c)
-        rule = GradedRule("h_ap", self.supap.rule.ranks, self.pull)
-        return graded_terms(c, self.relevance, rule, include_self=self.supap.include_self)
+        return graded_terms(c, self.relevance, self._rule, include_self=self.supap.include_self)
+
+    @property
+    def _rule(self) -> GradedRule:
+        return GradedRule("h_ap", self.supap.rule.ranks, self.pull)
 
     value = value_of_one_term

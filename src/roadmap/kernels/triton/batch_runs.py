@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from roadmap.kernels.triton.launch import Arena, Program, launch, play_or_record
+from roadmap.kernels.triton.launch import Arena, Program, launch, play_or_record, room_of
 
 LARGEST = 8192  # labels; the comparisons grow with the square of their number
 _placing: dict[Any, Program] = {}
@@ -78,9 +78,7 @@ def _offset_runs(Start, End, Offset, Totals, N, BLOCK: tl.constexpr):
 def batch_runs(labels: Tensor) -> Runs:
     """The runs of a batch of at most `LARGEST` labels, (N,) int64."""
     N, device = len(labels), labels.device
-    room = Arena(torch.device("meta"))
-    _runs(room, N)
-    buffer = torch.zeros(room.used, device=device, dtype=torch.uint8)
+    buffer = torch.zeros(room_of(_runs, N), device=device, dtype=torch.uint8)
     play_or_record(_placing, device, (labels,), buffer, lambda arena: _launch_placing(_runs(arena, N), labels))
     return _runs(Arena(device, buffer), N)
 

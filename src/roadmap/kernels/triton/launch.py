@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,6 +54,15 @@ class Arena:
         if self.buffer is None:
             return torch.empty(shape, device=self.device, dtype=dtype)
         return self.buffer[start : start + count].view(dtype).view(shape)
+
+
+@lru_cache(maxsize=4 * MOST_PROGRAMS)
+def room_of(layout: Callable[..., Any], *shape: int) -> int:
+    """How many bytes the tensors take that `layout` makes in an arena. Asking anew would cost a call more than a launch
+    does."""
+    arena = Arena(torch.device("meta"))
+    layout(arena, *shape)
+    return arena.used
 
 
 def new_buffer(size: int, device: torch.device) -> Tensor:
@@ -154,6 +164,16 @@ def shared_memory(tensors: Sequence[Tensor | None]) -> tuple[tuple[int, int, int
 def _span(tensor: Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
     return first, first + tensor.nbytes
+
+
+def program_of(programs: dict[Any, Program], key: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Program:
+    """The record of calls like this one; a call is told apart by what its launches take for granted."""
+    whole = (*key, signature_of(tensors))
+    program = programs.pop(whole, None) or Program()
+    programs[whole] = program  # the last used stands last
+    if len(programs) > MOST_PROGRAMS:
+        programs.pop(next(iter(programs)), None)
+    return program
 
 
 def play_or_record(

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roadmap.kernels.calls import LossCall
-from roadmap.kernels.triton.launch import Arena, Program, launch, play_or_record
+from roadmap.kernels.triton.launch import Arena, Program, launch, play_or_record, room_of
 from roadmap.kernels.triton.layout import own_column, own_mode
 from roadmap.kernels.triton.math import ABSENT, TILE, exp2, reciprocal, step_and_slope
 from roadmap.kernels.triton.reduce import reduce_rows
@@ -146,9 +146,7 @@ def positive_lists(call: LossCall) -> PositivePairs:
     refuse_capture(call)
     (M, N), device, labels = call.shape, call.queries.device, (call.query_labels, call.gallery_labels)
     parts = triton.cdiv(N, LABELS_AT_ONCE)
-    room = Arena(torch.device("meta"))
-    _counts(room, M, parts)
-    buffer = torch.zeros(room.used, device=device, dtype=torch.uint8)
+    buffer = torch.zeros(room_of(_counts, M, parts), device=device, dtype=torch.uint8)
     play_or_record(_counting, device, labels, buffer, lambda arena: _launch_counting(_counts(arena, M, parts), *labels))
     found = _counts(Arena(device, buffer), M, parts)
     total, largest = found.totals.tolist()  # the only read-back

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roadmap.kernels import trees
 from roadmap.kernels.trees import TreeCall
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, launch, signature_of
+from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, launch, room_of, signature_of
 from roadmap.kernels.triton.layout import AT_ROW, GIVEN, NOWHERE, own_mode
 from roadmap.kernels.triton.math import ABSENT, TILE
 from roadmap.kernels.triton.stored import _list_offsets
@@ -142,9 +142,7 @@ def relevant_items(call: TreeCall) -> Relevant:
     _refuse_capture(call)
     (M, N), device, given = call.shape, call.queries.device, (call.query_paths, call.gallery_paths, call.own)
     parts, mode = triton.cdiv(N, PATHS_AT_ONCE), own_mode(call.gallery, call.own)
-    measured = Arena(torch.device("meta"))
-    _room(measured, M, parts)
-    buffer = torch.zeros(measured.used, device=device, dtype=torch.uint8)
+    buffer = torch.zeros(room_of(_room, M, parts), device=device, dtype=torch.uint8)
     found = _room(Arena(device, buffer), M, parts)
     key = (device, mode, call.rule.include_self, signature_of(given))
     program = _counting.setdefault(key, Program())

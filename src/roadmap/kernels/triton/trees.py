@@ -25,8 +25,8 @@ from torch import Tensor
 
 from roadmap.kernels.rules import TERMS, LossRule
 from roadmap.kernels.trees import TreeCall
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, launch, new_buffer, signature_of
-from roadmap.kernels.triton.layout import BOUND, FACTORS, STATISTICS
+from roadmap.kernels.triton.launch import Arena, Program, launch, new_buffer, program_of
+from roadmap.kernels.triton.layout import AP_FACTOR, BOUND, FACTORS, STATISTICS
 from roadmap.kernels.triton.math import TILE
 from roadmap.kernels.triton.reduce import _store_factors, embedding_gradient, reduce_rows
 from roadmap.kernels.triton.small import fill_scores
@@ -101,17 +101,18 @@ def block_height(M: int, N: int, dims: int) -> int:
 
 
 def terms_and_gradients(call: TreeCall, needs: tuple[bool, bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """The terms, (TERMS,); the derivatives of their sum by queries and by the moving front of the gallery, float32,
-    empty where they are not needed. Without a gallery both roles meet in the queries."""
+    """The terms, (TERMS,), or the mean; the derivatives of the sum or the mean by queries and by the moving front of a
+    gallery, float32, empty where they are not needed. Without one both roles meet in the queries."""
     call = _tidy(call)
     relevant = relevant_items(call)
     device, D = call.queries.device, call.queries.shape[1]
-    out = torch.empty(TERMS, device=device, dtype=torch.float32)
+    out = torch.empty((TERMS,) if call.as_terms else (), device=device, dtype=torch.float32)
     shapes = zip(needs, (len(call.query_paths), 0 if call.gallery is None else call.moving), strict=True)
     found = [torch.empty((rows, D) if need else (0,), device=device) for need, rows in shapes]
     given = call.queries, call.gallery, call.query_paths, call.gallery_paths, call.own, *relevant.tensors
     tensors = (*given, out, *found)
-    program = _program_of((call.rule, call.moving, needs, device, relevant.total, relevant.largest), given)
+    key = call.rule, call.as_terms, call.moving, needs, device, relevant.total, relevant.largest
+    program = program_of(_programs, key, given)
     if program.tape is not None:
         buffer = new_buffer(program.tape.workspace, device)
         program.tape.play([0 if t is None else t.data_ptr() for t in (*tensors, buffer)], device.index or 0)
@@ -127,16 +128,6 @@ def _tidy(call: TreeCall) -> TreeCall:
     whole = tuple(p.long().contiguous() for p in paths)
     own = None if call.own is None else call.own.long().contiguous()
     return replace(call, query_paths=whole[0], gallery_paths=whole[1], own=own)
-
-
-def _program_of(key: tuple[Any, ...], tensors: tuple[Tensor | None, ...]) -> Program:
-    """The record of calls like this one; a call is told apart by what its launches take for granted."""
-    whole = (*key, signature_of(tensors))
-    program = _programs.pop(whole, None) or Program()
-    _programs[whole] = program  # the last used stands last
-    if len(_programs) > MOST_PROGRAMS:
-        _programs.pop(next(iter(_programs)))
-    return program
 
 
 def _compute(
@@ -159,11 +150,12 @@ def _compute(
             _add_block(call, relevant, state, scores, first, products)
     norms = None if in_batch else g.norms
     rule = LossRule(call.rule.measure.ranks, None)
-    reduce_rows(out, state.factors, state.stats, q.norms, norms, rule, True, bounded=True)
+    reduce_rows(out, state.factors, state.stats, q.norms, norms, rule, call.as_terms, bounded=True)
+    share = None if call.as_terms else state.factors[AP_FACTOR.value :]  # one over the number of queries
     if products is not None:
         for to, grad, units in ((by_queries, products.for_queries, q), (by_gallery, products.for_gallery, g)):
             if to is not None and grad is not None:
-                embedding_gradient(grad, units.hi, units.lo, units.norms, None, None, to)
+                embedding_gradient(grad, units.hi, units.lo, units.norms, None, share, to)
 
 
 def _numbers(call: TreeCall) -> tuple[float, ...]:
