@@ -4,13 +4,16 @@
     python benchmarks/bench_packing.py --root CUB_200_2011 --pictures 120000   # so many, cut out of them (SOP's size)
     python benchmarks/bench_packing.py --pictures 30000                        # cut out of noise
 
-Rounds alternate between the methods and the median is kept. "decode only" decodes and resizes in the same processes
-as packing and drops the result; the time they take to start is taken off, and stands in start_seconds. "decode only,
-plain pool" (--plain-pool) does so in a multiprocessing.Pool, whose processes are up when the clock starts. "pack" and
-"pack, compressed" are whole calls, with all that reaches the disk. "write and sync" is what the disk takes of the
-pack's bytes, without decoding: where it is not well above "decode only", packing waits for the disk. ratio_to_decode
-is of the median rates, each to "decode only". cpu_ms_per_picture is the time on a core, of all processes together: on
-a machine with other things to do, that says more than the rates. Writes benchmarks/results/packing_<cores>_cores.csv.
+"decode only" decodes and resizes in the same processes as packing and drops the result; the time that they take to
+start is taken off, and stands in start_seconds. "pack" and "pack, compressed" are whole calls, with their start and all
+that reaches the disk; "read compressed" decodes the pictures of the latter again, in the same processes. Each of these
+stands in its round between two runs of "decode only", and ratio_to_decode is to the mean of their times: the median of
+the rounds, with the lowest and the highest, so that a machine with other things to do slows both sides. without_start
+is the same where the start is taken off on both sides, as it hardly counts for many pictures. cpu_ratio is that of the
+times on a core, of all processes together (cpu_ms_per_picture), which says more where the machine is shared.
+"decode only, plain pool" (--plain-pool) decodes in a multiprocessing.Pool, whose processes are up when it begins.
+"write and sync" is what the disk takes of the pack's bytes, without decoding: where it is not well above "decode only",
+packing waits for the disk. Writes benchmarks/results/packing_<cores>_cores.csv.
 """
 
 from __future__ import annotations
@@ -26,17 +29,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from measure import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from many_pictures import decoded_and_dropped, made_pictures, nothing
+from many_pictures import decoded_and_dropped, made_pictures, nothing, read_and_dropped
 
 from roadmap.data import Records, dataset
-from roadmap.data.pictures.packing import SHARD, pack
+from roadmap.data.pictures.packing import pack, shard_length
 from roadmap.data.pictures.processes import answers
 
 TASK = 32  # pictures that a process is given to decode at a time
@@ -78,8 +82,12 @@ def pool_seconds(chunks: Chunks, workers: int) -> float:
 
 
 def packing_seconds(records: Records, folder: Path, workers: int, compressed: bool) -> float:
-    shutil.rmtree(folder, ignore_errors=True)
     return seconds(lambda: pack(records, 256, folder, workers=workers, progress=False, compressed=compressed))
+
+
+def reading_seconds(folder: Path, count: int, workers: int) -> float:
+    tasks = [(str(folder), first, min(first + TASK, count)) for first in range(0, count, TASK)]
+    return seconds(lambda: list(answers(read_and_dropped, tasks, workers)))
 
 
 def pack_bytes(folder: Path) -> int:
@@ -88,9 +96,8 @@ def pack_bytes(folder: Path) -> int:
 
 def writing_seconds(folder: Path, size: int, each: int) -> float:
     """So many bytes in files of a shard's size, each on the disk before the next."""
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    content = os.urandom(each)
+    content = (os.urandom(1 << 20) * (each // (1 << 20) + 1))[:each]
 
     def write() -> None:
         for number in range(-(-size // each)):
@@ -98,50 +105,98 @@ def writing_seconds(folder: Path, size: int, each: int) -> float:
                 file.write(content)
                 os.fsync(file.fileno())
 
-    taken = seconds(write)
-    shutil.rmtree(folder)
-    return taken
+    return seconds(write)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one method took for so many pictures: seconds of the clock, of all cores, and of the clock to start."""
+
+    seconds: float
+    cpu: float
+    pictures: float
+    start: float = 0.0
+
+
+def empty(folder: Path) -> None:
+    """Removed, and the disk is done with it and with what came before, so that no method pays for another."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.sync()
+
+
+def run(name: str, taking: Callable[[], float], pictures: float, start: float = 0.0) -> Run:
+    used = cpu_seconds()
+    taken = taking()
+    found = Run(taken, cpu_seconds() - used, pictures, start)
+    print(
+        f"{name:26s} {pictures / taken:10,.0f} pictures/s, {1000 * found.cpu / pictures:.2f} ms of a core", flush=True
+    )
+    return found
+
+
+def mean(before: Run, after: Run) -> Run:
+    return Run((before.seconds + after.seconds) / 2, (before.cpu + after.cpu) / 2, before.pictures)
 
 
 def measured(records: Records, arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, object]]:
     chunks, workers, count = chunks_of(records), arguments.workers, len(records)
-    rates: dict[str, list[float]] = {}
-    costs: dict[str, list[float]] = {}
+    runs: dict[str, list[tuple[Run, Run | None]]] = {"decode only": []}  # with what the cores decode at that time
     sizes: dict[str, float] = {}
 
-    def note(name: str, taking: Callable[[], float], pictures: float = count) -> None:
-        used = cpu_seconds()
-        rates.setdefault(name, []).append(pictures / taking())
-        costs.setdefault(name, []).append(1000 * (cpu_seconds() - used) / pictures)
-        print(f"{name:26s} {rates[name][-1]:10,.0f} pictures/s, {costs[name][-1]:.2f} ms of a core", flush=True)
+    def decode() -> Run:
+        start = start_seconds(workers)
+        found = run("decode only", functools.partial(decoding_seconds, chunks, workers, start), count)
+        runs["decode only"].append((found, None))
+        return found
+
+    def disk() -> Run:
+        size = min(WRITTEN, int(sizes["pack"] * count))
+        each = max(1, int(sizes["pack"] * min(shard_length(count), count)))
+        return run(name, functools.partial(writing_seconds, folder, size, each), size / sizes["pack"])
 
     for _ in range(arguments.rounds):
-        start = start_seconds(workers)
-        note("decode only", functools.partial(decoding_seconds, chunks, workers, start))
-        if arguments.plain_pool:
-            note("decode only, plain pool", lambda: pool_seconds(chunks, workers))
+        before = decode()
         for name, compressed in (("pack", False), ("pack, compressed", True)):
-            note(name, functools.partial(packing_seconds, records, folder, workers, compressed))
+            empty(folder)
+            begun = start_seconds(workers)
+            taken = run(name, functools.partial(packing_seconds, records, folder, workers, compressed), count, begun)
             sizes[name] = pack_bytes(folder) / count
-            if not compressed:
-                shutil.rmtree(folder)  # before the disk is measured: there may be room for one
-                size = min(WRITTEN, int(sizes[name] * count))
-                each = max(1, int(sizes[name] * min(SHARD, count)))
-                note("write and sync", functools.partial(writing_seconds, folder, size, each), size / sizes[name])
-    base = statistics.median(rates["decode only"])
-    return {name: row(name, values, costs[name], base, sizes) for name, values in rates.items()}
+            after = decode()
+            runs.setdefault(name, []).append((taken, mean(before, after)))
+            before = after
+        name = "read compressed"
+        begun = start_seconds(workers)
+        taken = run(name, functools.partial(reading_seconds, folder, count, workers), count, begun)
+        runs.setdefault(name, []).append((taken, mean(before, decode())))
+        name = "write and sync"
+        empty(folder)
+        runs.setdefault(name, []).append((disk(), None))
+        if arguments.plain_pool:
+            name = "decode only, plain pool"
+            runs.setdefault(name, []).append((run(name, lambda: pool_seconds(chunks, workers), count), None))
+    return {name: row(name, found, sizes) for name, found in runs.items()}
 
 
-def row(name: str, values: list[float], costs: list[float], base: float, sizes: dict[str, float]) -> dict[str, object]:
-    median = statistics.median(values)
+def row(name: str, runs: Sequence[tuple[Run, Run | None]], sizes: Mapping[str, float]) -> dict[str, object]:
+    """The medians of rounds, each beside what the cores decoded at that time."""
+    rates = [taken.pictures / taken.seconds for taken, _ in runs]
+    pairs = [(taken, base) for taken, base in runs if base is not None]
+    ratios = [base.seconds / taken.seconds for taken, base in pairs]
+    later = [base.seconds / (taken.seconds - taken.start) for taken, base in pairs]
+    cpu = [base.cpu / taken.cpu for taken, base in pairs]
+    costs = [1000 * taken.cpu / taken.pictures for taken, _ in runs]
     return {
         "method": name,
-        "pictures_per_second": round(median),
-        "slowest_round": round(min(values)),
-        "fastest_round": round(max(values)),
-        "ratio_to_decode": round(median / base, 3),
+        "pictures_per_second": round(statistics.median(rates)),
+        "slowest_round": round(min(rates)),
+        "fastest_round": round(max(rates)),
+        "ratio_to_decode": round(statistics.median(ratios), 3) if ratios else "",
+        "lowest_ratio": round(min(ratios), 3) if ratios else "",
+        "highest_ratio": round(max(ratios), 3) if ratios else "",
+        "without_start": round(statistics.median(later), 3) if later else "",
+        "cpu_ratio": round(statistics.median(cpu), 3) if cpu else "",
         "cpu_ms_per_picture": round(statistics.median(costs), 3),
-        "rounds": len(values),
+        "rounds": len(runs),
         "bytes_per_picture": round(sizes[name]) if name in sizes else "",
     }
 
@@ -153,7 +208,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, help="how many, cut out of those of the dataset")
     parser.add_argument("--made-side", type=int, default=320, help="shorter side of those")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--plain-pool", action="store_true", help="decode in a multiprocessing.Pool too")
     parser.add_argument("--folder", type=Path, help="where files and packs are written; a temporary folder by default")
     parser.add_argument("--out", type=Path, help="CSV file")

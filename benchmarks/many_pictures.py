@@ -7,6 +7,7 @@ this module alone.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from roadmap.data.pictures.images import Box, small_picture, upright
+from roadmap.data.pictures.packs import Pack
 from roadmap.data.pictures.processes import answers
 from roadmap.data.records import Records
 
@@ -81,6 +83,18 @@ def decoded_and_dropped(pictures: tuple[tuple[str, Box | None], ...]) -> int:
     for path, box in pictures:
         small_picture(path, box, 256)
     return len(pictures)
+
+
+def read_and_dropped(asked: tuple[str, int, int]) -> int:
+    """Pictures number `first` to `last` of the pack in a folder, decoded where they are compressed."""
+    folder, first, last = asked
+    pack = _opened(folder)
+    return sum(pack.picture(i).shape[0] > 0 for i in range(first, last))
+
+
+@functools.lru_cache(1)
+def _opened(folder: str) -> Pack:
+    return Pack.open(Path(folder))
 
 
 def nothing(_: int) -> None:

@@ -42,12 +42,16 @@ def whole_file(path: Path) -> Iterator[str]:
         raise
 
 
-def settle(temporary: Path, path: Path) -> None:
-    """What has a temporary name takes the place of `path`: the content reaches the disk, then the name."""
+def settle(temporary: Path, path: Path, with_name: bool = True) -> None:
+    """What has a temporary name takes the place of `path`: the content reaches the disk, then the name.
+
+    Without `with_name`, the name is there for all to see, and reaches the disk with the next that is waited for.
+    """
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    sync_folder(path.parent)
+    if with_name:
+        sync_folder(path.parent)
 
 
 def temporary_beside(path: Path) -> Path:

@@ -116,7 +116,7 @@ def test_the_content_is_on_the_disk_before_its_name_and_pixels_before_what_descr
     monkeypatch.setattr(roadmap.atomic.os, "replace", noted_replace)
     pack(records, SIDE, workers=0)
     folder = ("synced", "folder")
-    shard = [("synced", ".u8"), ("named", "pixels.u8"), folder, ("synced", ".json"), ("named", "pixels.json"), folder]
+    shard = [("synced", ".u8"), ("named", "pixels.u8"), ("named", "pixels.json")]  # the folder with the index
     index = [("synced", ".npy"), ("named", "index.npy"), folder, ("synced", ".json"), ("named", "pack.json"), folder]
     assert done == 3 * shard + index
 
@@ -154,9 +154,9 @@ def packing_process(
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_pack_that_was_killed_at_any_point_is_continued(compressed, records, tmp_path):
-    """Six calls a shard and six at the end reach the disk: before its sync, its name, after; at every kind of file."""
+    """Three calls a shard and six at the end: before its sync, its name, after; at every kind of file."""
     expected = content(pack(records, SIDE, tmp_path / "whole", workers=0, compressed=compressed).folder)
-    for kill_at in (1, 2, 3, 5, 8, 20, 23):
+    for kill_at in (1, 2, 3, 5, 8, 10, 11, 13, 14):
         folder = tmp_path / f"killed {kill_at}"
         with packing_process(kill_at, records, folder, compressed=compressed) as process:
             process.communicate()
@@ -239,7 +239,7 @@ def test_a_disk_that_turns_out_full_when_it_is_synced(records, monkeypatch):
 
     def failing(handle):
         calls.append(handle)
-        if len(calls) == 5:  # four for a shard
+        if len(calls) == 2:  # one for a shard
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 

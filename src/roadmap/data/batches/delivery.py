@@ -76,6 +76,12 @@ def bytes_seen(windows: Windows, widths: Ints, size: int) -> tuple[Ints, Ints]:
     return (windows.rows[:, 0] + first) * widths * CHANNELS, count * widths * CHANNELS
 
 
+def prefetch_rows(pack: Pack, indices: Ints, skip: Ints, sizes: Ints) -> None:
+    """The disk is asked for all that crops need (`bytes_seen`), before the first of them is read."""
+    for i, start, size in zip(indices.tolist(), skip.tolist(), sizes.tolist(), strict=True):
+        pack.prefetch(i, start, size)
+
+
 class Resident:
     """The whole pack in the memory of the device, decoded; a batch costs no copy but its boxes."""
 
@@ -108,6 +114,7 @@ class Streamed:
     def __init__(self, pack: Pack, crop: Crop, device: torch.device, threads: int = 4, ahead: int = 4) -> None:
         self.pack, self.crop, self.device = pack, crop, device
         self.threads, self.ahead = max(1, threads), max(1, ahead)
+        pack.expect_random_reads()
 
     def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -135,8 +142,7 @@ class Streamed:
         skip, sizes = bytes_seen(windows, widths, self.crop.size)
         ends = np.cumsum(sizes)
         target = buffer.of(int(ends[-1]) if len(ends) else 0)
-        for i, size, start in zip(order.indices.tolist(), sizes.tolist(), skip.tolist(), strict=True):
-            self.pack.prefetch(i, start, size)
+        prefetch_rows(self.pack, order.indices, skip, sizes)
         for i, end, size, start in zip(order.indices, ends, sizes, skip, strict=True):
             target[end - size : end] = self.pack.bytes_of(int(i))[start : start + size]
         # where the picture would start if the rows above its crop were there too
@@ -179,6 +185,7 @@ class Threaded:
     def __init__(self, pack: Pack, crop: Crop, threads: int | None = None, ahead: int = 2) -> None:
         self.pack, self.crop, self.ahead = pack, crop, ahead
         self.threads = threads or os.cpu_count() or 1
+        pack.expect_random_reads()
 
     def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
         with ThreadPoolExecutor(self.threads) as pool:
@@ -187,7 +194,9 @@ class Threaded:
     def _delivery(self, asked: Order) -> Delivery:
         order, skipped = readable_part(asked, self.pack)
         indices = order.indices
-        windows = windows_of(order, self.crop, self.pack.heights[indices], self.pack.widths[indices])
+        widths = self.pack.widths[indices]
+        windows = windows_of(order, self.crop, self.pack.heights[indices], widths)
+        prefetch_rows(self.pack, indices, *bytes_seen(windows, widths, self.crop.size))
         images = np.empty((len(indices), 3, self.crop.size, self.crop.size), dtype=np.float32)
         for place, index in enumerate(indices):
             levels = cpu_crop(self.pack.picture(int(index)), windows, place, self.crop.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import mmap
@@ -20,7 +21,6 @@ from roadmap.data.pictures.contents import (
     CHANNELS,
     CHECKSUM,
     HEIGHT,
-    LENGTH,
     NO_SOURCE,
     SOURCE_MTIME,
     SOURCE_SIZE,
@@ -31,6 +31,8 @@ from roadmap.data.pictures.contents import (
 )
 from roadmap.data.pictures.images import PictureError, Pixels
 from roadmap.data.records import Ints, Records
+
+RANDOM_SHARE = 0.5  # of the memory that the files of a pack take, from which on its pictures do not stay in it
 
 
 def cache_folder() -> Path:
@@ -156,12 +158,21 @@ class Pack:
         """Tells the system that so many bytes of a picture are about to be read (of a compressed one, all that are
         kept): it asks the disk for those of a whole batch at once, where reading would wait for one after another."""
         shard, offset = self.index[index, :2].tolist()
+        kept = int(lengths_of(self.index[index : index + 1])[0])
         if self.quality is not None:
-            first, count = 0, int(self.index[index, LENGTH])
-        mapped = getattr(self.shards[shard], "_mmap", None)
-        if count and mapped is not None and hasattr(mapped, "madvise"):
+            first, count = 0, kept
+        if (count := min(count, kept - first)) > 0:
             start = (offset + first) // mmap.PAGESIZE * mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_WILLNEED, start, offset + first + count - start)
+            _advise(self.shards[shard], "MADV_WILLNEED", start, offset + first + count - start)
+
+    def expect_random_reads(self) -> None:
+        """Tells the system so, where it cannot keep the files in memory: reading a picture then fetches that alone.
+
+        Otherwise it fetches what lies around it too, up to megabytes, which is soon wanted and still there.
+        """
+        if sum(shard.nbytes for shard in self.shards) > RANDOM_SHARE * _memory():
+            for shard in self.shards:
+                _advise(shard, "MADV_RANDOM", 0, shard.nbytes)
 
     @property
     def drawn(self) -> bool:
@@ -220,6 +231,22 @@ class Pack:
         return dataclasses.replace(
             self, keys=tuple(keys), paths=tuple(self.paths[i] for i in rows), index=self.index[rows]
         )
+
+
+def _advise(shard: NDArray[np.uint8], advice: str, start: int, length: int) -> None:
+    """Advice that the system may not know, or not take: then it reads as it would have."""
+    mapped, number = getattr(shard, "_mmap", None), getattr(mmap, advice, None)
+    if mapped is not None and number is not None:  # an empty file is not mapped
+        with contextlib.suppress(OSError):
+            mapped.madvise(number, start, length)
+
+
+def _memory() -> float:
+    """Bytes of this machine's memory; infinite where it does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 def _selection(folder: Path, keys: tuple[str, ...]) -> Pack:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from roadmap.atomic import settle, temporary_beside, whole_file
+from roadmap.atomic import settle, temporary_beside
 from roadmap.data.pictures.compression import compressed_picture
 from roadmap.data.pictures.contents import CHANNELS, described
 from roadmap.data.pictures.images import Box, PictureError, small_picture
@@ -65,16 +66,18 @@ def written_shard(shard: Shard, folder: str, on_error: OnError) -> Written | Non
 
 
 def keep(written: Written | None, target: Path) -> None:
-    """A shard gets its name when it is on the disk; its description comes last, and makes it count."""
+    """A shard gets its name when it is on the disk; its description comes last, and makes it count.
+
+    The disk is waited for once: a power cut may take names and descriptions that are younger than a few seconds, and
+    then costs these shards. Before the pack itself has a name, theirs are on the disk.
+    """
     if written is None:  # it was there
         return
-    settle(written.temporary, target)
-    write_json(target.with_suffix(".json"), written.about)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    with whole_file(path) as temporary:
-        Path(temporary).write_text(json.dumps(content))
+    settle(written.temporary, target, with_name=False)
+    about = target.with_suffix(".json")
+    temporary = temporary_beside(about)
+    temporary.write_text(json.dumps(written.about))
+    os.replace(temporary, about)
 
 
 def _is_whole(target: Path, shard: Shard, on_error: OnError) -> bool:
