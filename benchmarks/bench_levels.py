@@ -1,6 +1,6 @@
-"""How often the tests of `roadmap compare` find a difference where there is none, by simulation: benchmarks/results/levels.csv
+"""How often the tests of `roadmap compare` find a difference where there is none, by simulation.
 
-    python benchmarks/bench_levels.py
+    python benchmarks/bench_levels.py    # into benchmarks/results/levels.csv
 
 Each row is a procedure in a setting: the share of tables (or tests) with a false alarm at the level 0.05, of `repeats`.
 Beside each is what would be done without it: a correction for the tests with the best alone, McNemar's test, plain
