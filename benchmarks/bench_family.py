@@ -20,6 +20,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 from measure import provenance
@@ -149,13 +150,31 @@ def is_done(name: str, seed: int, rows: list[dict[str, str]], arguments: argpars
 
 
 def sheet_of(rows: list[dict[str, str]], title: str) -> Sheet:
-    """What differs between the rows in columns, what they have in common below."""
-    names = list(dict.fromkeys(key for row in rows for key in row if key not in ("also", "torch", "date")))
-    alike = [key for key in (*ASKED, *RAN) if key in names and len({row.get(key, "") for row in rows}) == 1]
+    """A row for each loss, means ± standard deviations where it has several seeds; what all rows have in common stands
+    below, and what differs between them beside."""
+    together: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        together.setdefault(row["loss"], []).append(row)
+    names = dict.fromkeys(key for row in rows for key in row if key not in ("also", "torch", "date", "seed"))
+    alike = [key for key in (*ASKED, *RAN) if len({row.get(key, "") for row in rows}) == 1 and rows[0].get(key)]
     columns = [key for key in names if key not in alike]
-    cells = tuple(tuple(Cell(row.get(key, "")) for key in columns) for row in rows)
-    common = ", ".join(f"{key} {rows[0][key]}" for key in alike if rows[0].get(key))
-    return Sheet(title, tuple(columns), cells, (common,) if common else ())
+    seeds = {loss: ", ".join(row["seed"] for row in found) for loss, found in together.items()}
+    cells = [[Cell(told_of(found, key)) for key in columns] for found in together.values()]
+    if "seed" not in alike:
+        columns.append("seeds")
+        cells = [[*line, Cell(seeds[loss])] for loss, line in zip(together, cells, strict=True)]
+    common = [", ".join(f"{key} {rows[0][key]}" for key in alike)] if alike else []
+    common += ["± standard deviation over the seeds"] if any("," in told for told in seeds.values()) else []
+    return Sheet(title, tuple(columns), tuple(map(tuple, cells)), tuple(common))
+
+
+def told_of(rows: list[dict[str, str]], key: str) -> str:
+    """One value of a loss: as it stands, of several seeds the mean of numbers, and every word that occurs."""
+    values = [row.get(key, "") for row in rows]
+    if len(values) == 1 or key in (*ASKED, *RAN, "loss"):
+        return ", ".join(dict.fromkeys(values))
+    numbers = [float(value) for value in values if value]
+    return f"{mean(numbers):.2f} ± {stdev(numbers):.2f}" if len(numbers) == len(values) else "-"
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from .data.layouts import write_picture
@@ -105,3 +106,26 @@ def test_a_frozen_backbone_leaves_out_what_it_cannot_give_and_rows_say_what_they
     shown = bench(tmp_path, birds, "--table", recipe="cub_resnet50_head")
     assert shown.stdout.startswith("| loss | R@1 | mAP@R |")
     assert len(shown.stdout.splitlines()) == 2 + 16 + 2
+
+
+def test_tables_of_the_family_are_those_of_their_files() -> None:
+    """docs/training.md: every number of a table is of the file that is named above it, or a mean of its seeds."""
+    root = BENCHMARK.parents[1]
+    page = (root / "docs" / "training.md").read_text()
+    for name in ("glyphs", "cub_vits", "cub_resnet50_head"):
+        with (root / "benchmarks" / "results" / f"family_{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        after = page[page.index(f"family_{name}.csv") :]
+        table = re.search(r"\n\n((?:\|.*\n)+)", after)
+        assert table is not None
+        head, _, *lines = ([cell.strip() for cell in line.strip("| \n").split("|")] for line in table[1].splitlines())
+        assert [line[0] for line in lines] == list(dict.fromkeys(row["loss"] for row in rows))
+        for line in lines:
+            of_loss = [row for row in rows if row["loss"] == line[0]]
+            for key, told in zip(head[1:], line[1:], strict=True):
+                values = [row[key.removesuffix("s") if key == "seeds" else key] for row in of_loss]
+                if key == "seeds" or len(values) == 1:
+                    assert told == ", ".join(values)
+                else:
+                    numbers = [float(value) for value in values]
+                    assert told == f"{np.mean(numbers):.2f} ± {np.std(numbers, ddof=1):.2f}"

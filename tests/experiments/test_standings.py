@@ -168,6 +168,8 @@ def test_what_cannot_be_counted_alike_is_refused(tmp_path: Path) -> None:
         compare([one, changed(other, per_query={**measured.per_query, "R@1": without})])
     with pytest.raises(ValueError, match="epoch=best must be chosen or last"):
         compare([one, other], epoch="best")
+    with pytest.raises(ValueError, match="more of AP loss is not better"):
+        compare([one, other], metrics=["R@1", "AP loss"])
 
 
 def test_queries_without_positives_count_for_nobody(tmp_path: Path) -> None:

@@ -234,6 +234,23 @@ def test_the_level_with_few_classes(
     assert 0.03 <= alarms / 500 <= most
 
 
+def test_statsmodels_says_the_same() -> None:
+    """Where it is installed: Holm's correction, exact McNemar, the paired t-test and its interval."""
+    tests = pytest.importorskip("statsmodels.stats.api")
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    draw = np.random.default_rng(6)
+    for _ in range(100):
+        p_values = draw.random(draw.integers(1, 12)) ** 3
+        assert holm(p_values.tolist()) == pytest.approx(tests.multipletests(p_values, method="holm")[1])
+        a, b = draw.integers(0, 2, (2, draw.integers(2, 80)))
+        table = [[((a == i) & (b == j)).sum() for j in (1, 0)] for i in (1, 0)]
+        assert mcnemar(a, b).p == pytest.approx(tables.mcnemar(table, exact=True).pvalue)
+        x, y = draw.normal(0, 1, (2, draw.integers(2, 9)))
+        theirs, ours = tests.DescrStatsW(y - x), paired_t(x, y)
+        assert ours.p == pytest.approx(theirs.ttest_mean(0)[1])
+        assert (ours.low, ours.high) == pytest.approx(theirs.tconfint_mean(0.05))
+
+
 def p_of_t(draw: np.random.Generator) -> float:
     return paired_t(draw.normal(0, 1, 5), draw.normal(0, 1, 5)).p
 

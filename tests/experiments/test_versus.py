@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +132,19 @@ def test_equal_differences_over_seeds_leave_it_to_the_queries() -> None:
     assert one.seeds is not None
     assert np.isnan(one.p_seeds)
     assert one.p == one.p_classes < 0.05
+
+
+def test_the_table_of_false_alarms_is_that_of_its_file() -> None:
+    """docs/experiments.md against benchmarks/results/levels.csv."""
+    root = Path(__file__).parents[2]
+    with (root / "benchmarks" / "results" / "levels.csv").open(newline="") as file:
+        measured: dict[str, list[str]] = {}
+        for row in csv.DictReader(file):
+            measured.setdefault(row["setting"], []).append(row["false alarms"])
+    page = (root / "docs" / "experiments.md").read_text()
+    table = re.search(r"\| nothing differs between .*\n\|---.*\n((?:\|.*\n)+)", page)
+    assert table is not None
+    told = {line[1]: line[2:4] for line in (re.split(r" ?\| ?", line) for line in table[1].splitlines())}
+    # of R@1: the bootstrap, McNemar, and the larger of both, which decides
+    expected = {setting: [found[2], found[1]] if len(found) == 3 else found for setting, found in measured.items()}
+    assert told == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -69,7 +70,9 @@ def check_comparable(outcomes: Sequence[Outcome], test: str, epoch: str) -> None
 
 
 def common_metrics(outcomes: Sequence[Outcome], test: str, epoch: str, metrics: Sequence[str]) -> list[str]:
-    """Those that all have, as numbers."""
+    """Those that all have, as numbers of which more is better."""
+    if less := [name for name in metrics if re.search(r"loss$|^queries|^skipped", name)]:
+        raise ValueError(f"more of {less[0]} is not better, and the best is the group that has most; compare metrics")
     there = outcomes[0].test(test, epoch).metrics
     found = [name for name in metrics if all(name in run.test(test, epoch).metrics for run in outcomes)]
     if not found:
