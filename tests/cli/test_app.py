@@ -128,6 +128,9 @@ def test_a_misspelt_run_is_told_from_those_that_are_there(words: list[str], tmp_
         (["train", "resume={folder}"], "going on   {folder}"),
         (["evaluate", "resnet50", "--data", "glyphs"], "opening    resnet50"),
         (["embed", "resnet50", "--data", "glyphs", "--out", "{folder}/v.npz"], "opening    resnet50"),
+        (["evaluate", "v.npz"], "reading    v.npz"),
+        (["index", "resnet50", "{folder}", "-o", "i"], "opening    resnet50"),
+        (["gap", "v.npz"], "comparing  batches with the whole: v.npz"),
     ],
 )
 def test_the_first_line_comes_before_torch(typed: list[str], line: str, tmp_path: Path) -> None:
