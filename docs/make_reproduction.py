@@ -38,7 +38,7 @@ To measure a table yourself:
 
 ```sh
 roadmap reproduce                                             # what there is
-roadmap reproduce smallest                                    # in two minutes on 2 CPU cores, to see it work
+roadmap reproduce smallest --seeds 1                          # a few steps of three losses, to see it work
 roadmap reproduce table3 --dataset glyphs --seeds 2           # with pictures that need no download
 roadmap reproduce table5 --dataset cub --backbone resnet50 --root cub=CUB_200_2011 --dry-run   # what it would cost
 roadmap compare experiments/results/cub_vits.jsonl            # the statistics again, from the values of every query

@@ -63,6 +63,17 @@ def test_both_ways_to_ask_for_help(verb: list[str]) -> None:
     assert len(short.output) > 200
 
 
+def test_the_help_fits_a_narrow_terminal() -> None:
+    """Lines break where the terminal ends, not where the source does; examples stand below one another."""
+    shown = CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "60", "TERMINAL_WIDTH": "60"}).output
+    prose = [line.strip() for line in shown.partition("Arguments")[0].splitlines()]
+    first = prose.index("roadmap evaluate vectors.npz --json metrics.json")
+    assert prose[first + 1] == "roadmap evaluate runs/first --page retrievals.html"
+    paragraph = prose[next(i for i, line in enumerate(prose) if line.startswith("A model is evaluated")) : first - 1]
+    assert len(paragraph) > 5
+    assert all(len(line) > 45 for line in paragraph[:-1])
+
+
 def test_without_a_verb_the_help_is_shown() -> None:
     assert "evaluate" in python("-m", "roadmap", "--help")
 
@@ -117,6 +128,9 @@ def test_a_misspelt_run_is_told_from_those_that_are_there(words: list[str], tmp_
         (["train", "resume={folder}"], "going on   {folder}"),
         (["evaluate", "resnet50", "--data", "glyphs"], "opening    resnet50"),
         (["embed", "resnet50", "--data", "glyphs", "--out", "{folder}/v.npz"], "opening    resnet50"),
+        (["evaluate", "v.npz"], "reading    v.npz"),
+        (["index", "resnet50", "{folder}", "-o", "i"], "opening    resnet50"),
+        (["gap", "v.npz"], "comparing  batches with the whole: v.npz"),
     ],
 )
 def test_the_first_line_comes_before_torch(typed: list[str], line: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from roadmap.data import Records, dataset
 from roadmap.engine import fit
 from roadmap.engine.auto import resolve, unresolved
 from roadmap.engine.splits import division_of, sampler_of, splits_of
-from roadmap.models import WeightsError
+from roadmap.models import hub as weights_hub
 from roadmap.models.network import untrained_retriever
 from roadmap.runs import Run
 
@@ -35,7 +35,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(name: str) -> Path:
-        raise WeightsError(f"the weights of {name} could not be fetched (nobody answers)", f"somewhere.org/{name}")
+        raise weights_hub._unreachable(name, f"somewhere.org/{name}", "nobody answers")
 
     monkeypatch.setattr("roadmap.engine.auto.hub_file", unreachable)
 
@@ -240,7 +240,11 @@ def test_without_a_hub_a_small_network_learns_and_it_warns(sized: Callable[[int]
     assert (found.model.name, found.model.weights, found.data.image) == ("small_cnn", "random", 96)
     warning = resolve(settings(), divided)[1][0]  # comes first
     assert warning.startswith("WARNING: no pretrained network can be had here, so a small one learns from scratch and")
-    assert "the weights of efficientnet_lite0 could not be fetched (nobody answers)" in warning
+    assert (
+        "less: the weights of efficientnet_lite0 could not be fetched (nobody answers). For a pretrained one, "
+        in warning
+    )
+    assert warning.count("somewhere.org") == 1  # what to do is said once
     assert "\n    curl -L -o efficientnet_lite0.safetensors somewhere.org/efficientnet_lite0\n" in warning
     assert warning.endswith(
         "\n    roadmap train data=folder data.root=x model.name=efficientnet_lite0 "

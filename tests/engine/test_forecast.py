@@ -82,7 +82,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "starting   roadmap on folder, seed 0\nWARNING: no pretrained network can be had here"
     )
     assert done.output.count("WARNING") == 1
-    assert re.search(r"^pictures   folder: train 24 of 6 classes, test \w+ 12 of 6 classes$", done.output, re.MULTILINE)
+    assert re.search(r"^pictures   folder: train 24 of 6 classes, test 12 of 6 classes$", done.output, re.MULTILINE)
     assert "\ntraining   60 epochs, 600 steps, batches of 24, 4 of a class, adamw at 0.01\n" in done.output
     assert re.search(r"^time       about \d+ \w+ \(an estimate: [\d,]+ pictures a second, tried", done.output, re.M)
     assert re.search(r"^disk       about \d+ MB \(an estimate\)$", done.output, re.MULTILINE)

@@ -182,7 +182,9 @@ def test_the_commands(root: Path) -> None:
         result = called("search", root / "I", query, "-o", root / name, *more)
         assert result.exit_code == 0, result.output
         assert "refined    vectors whitened, every vector of the gallery augmented by its 2 nearest" in result.output
-    assert (root / "f.html").read_text().count("data:image/png") == 11
+    page = (root / "f.html").read_text()
+    assert page.count("data:image/png") == 11
+    assert 'alt="tit/3.png"' in page
     assert Image.open(root / "f.png").size[0] > 900
     result = called("search", root / "I", query, "--filter", "year>3000")
     assert result.output == "nothing was found: no picture passes the filter\n"

@@ -23,7 +23,7 @@ from roadmap.cli.report import report
 from roadmap.cli.reproduce import reproduce
 from roadmap.cli.search import search
 from roadmap.cli.serve import serve
-from roadmap.cli.telling import INTERRUPTED, say_error
+from roadmap.cli.telling import INTERRUPTED, help_text, say_error
 
 app = typer.Typer(
     name="roadmap",
@@ -67,16 +67,8 @@ def train(context: typer.Context) -> None:
     raise typer.Exit(trained(context.args))
 
 
-app.command()(embed)
-app.command()(evaluate)
-app.command()(report)
-app.command()(index)
-app.command()(search)
-app.command()(export)
-app.command()(compare)
-app.command()(gap)
-app.command()(reproduce)
-app.command()(serve)
+for verb in (embed, evaluate, report, index, search, export, compare, gap, reproduce, serve):
+    app.command(help=help_text(verb))(verb)
 
 
 def main() -> None:

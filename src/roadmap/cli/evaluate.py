@@ -14,7 +14,7 @@ import typer
 
 from roadmap.cli.options import Asked, about_models
 from roadmap.cli.refining import AUGMENT, EXPAND, RERANK, WHITEN, refinement_of
-from roadmap.cli.telling import say
+from roadmap.cli.telling import say, say_start
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def evaluate(
     better = refinement_of(whiten, augment, expand, rerank)
     if _are_vectors(what, asked):
         _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")
+        say_start(f"reading    {what}")
         result = _of_vectors(
             Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB"), better(), more
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roadmap.cli.options import Asked, about_models
-from roadmap.cli.telling import say
+from roadmap.cli.telling import say, say_start
 from roadmap.locations import MODEL
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def gap(
     """
     if len(what) > 2:
         raise ValueError(f"give one model or two to compare, got {len(what)}")
+    say_start(f"comparing  batches with the whole: {', '.join(what)}")
     from roadmap.experiments.gap import BatchChoice, decrease, sheets
 
     choice = BatchChoice(size, sampler, per_class, draws, seed)

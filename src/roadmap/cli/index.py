@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roadmap.cli.options import COMPUTING, MODEL
-from roadmap.cli.telling import say, tell_errors
+from roadmap.cli.telling import say, say_start, tell_errors
 from roadmap.locations import MODEL as MODELS
 from roadmap.locations import checkpoint_of
 
@@ -66,6 +66,7 @@ def index(
         if not pictures.exists():
             raise FileNotFoundError(f"{pictures} is not a folder or a table that exists")
         options = engine_options(option or ())
+        say_start(f"opening    {model}")
         from roadmap.encoder import Encoder
         from roadmap.search import index_pictures, pictures_of
 

@@ -55,11 +55,12 @@ def reproduce(
     What is finished is not run again: the same command goes on where it was stopped. The best epoch on the test set,
     which the published numbers are, and the last one stand beside each other.
 
-    roadmap reproduce                                                  what there is
+    Without a name it lists what there is. `smallest` is a few steps of three losses, to see that everything works;
+    with --dataset glyphs nothing need be downloaded.
 
-    roadmap reproduce smallest                                         in a minute or two on a CPU
+    roadmap reproduce smallest --seeds 1
 
-    roadmap reproduce table3 --dataset glyphs --seeds 2                with pictures that need no download
+    roadmap reproduce table3 --dataset glyphs --seeds 2
 
     roadmap reproduce table5 --dataset cub --backbone resnet50 --root cub=CUB_200_2011
     """

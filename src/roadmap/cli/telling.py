@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import select
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -23,8 +24,20 @@ FIELDS = (
 )
 OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
 OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
+EXAMPLE = re.compile(r"([A-Z_]+=\S+ )?roadmap ")
 REPAIR = "Repair or remove it"
 SKIP = f"{REPAIR}, or use --on-error skip"
+
+
+def help_text(verb: Callable[..., None]) -> str:
+    """The docstring of a verb as it is shown by --help: paragraphs in one line, which a terminal of any width breaks
+    where it must; examples, which begin in the docstring with `roadmap` or a variable, below one another."""
+    shown: list[str] = []
+    for paragraph in (inspect.getdoc(verb) or "").split("\n\n"):
+        text = " ".join(paragraph.split())
+        below = EXAMPLE.match(text) and shown and EXAMPLE.match(shown[-1])
+        shown.append(f"{shown.pop()}\n{text}" if below else text)
+    return "\n\n".join(shown)
 
 
 def say(lines: Iterable[str]) -> None:

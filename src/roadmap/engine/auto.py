@@ -153,7 +153,7 @@ def _reachable(choice: _Choice, name: str) -> bool:
         bring = f"curl -L -o {file} {error.address}" if error.address else f"download the weights of {name} as {file}"
         choice.warnings.append(
             f"{WARNING}no pretrained network can be had here, so a small one learns from scratch and will find much "
-            f"less ({error}). For a pretrained one: on a machine with network run\n    {bring}\n"
+            f"less: {error.reason}. For a pretrained one, on a machine with network run\n    {bring}\n"
             f"bring that file here, and run\n    roadmap train data={data.name} data.root={data.root} "
             f"model.name={name} model.weights={file}"
         )

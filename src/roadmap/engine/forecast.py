@@ -96,7 +96,8 @@ def plan(settings: Settings) -> Plan:
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
     sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
     model = untrained_retriever(settings.model, settings.data.image)
-    named = {"train": splits.train, "validation": splits.val, **{f"test {test.name}": test for test in splits.tests}}
+    tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": test for test in splits.tests}
+    named = {"train": splits.train, "validation": splits.val, **tests}
     pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
     disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
     for part in {(part.name, part.root): part for part in (records, *splits.tests)}.values():
@@ -105,7 +106,7 @@ def plan(settings: Settings) -> Plan:
             side = min(settings.data.side, median_side(part, part.name))  # smaller pictures are kept as they are
             disk += 4 * len(part) * side**2 // (SMALLER if compressed else 1)  # at a width of 4/3 of the height
     steps = settings.epochs * sampler.batches
-    return Plan(settings, [*reasons, *drawn], pictures, steps, disk, _rate(model, settings))
+    return Plan(settings, [*splits.notes, *reasons, *drawn], pictures, steps, disk, _rate(model, settings))
 
 
 def _rate(model: Retriever, settings: Settings) -> float:

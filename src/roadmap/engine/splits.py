@@ -93,7 +93,8 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
         )
     val_given = "val" in records.split_names()
     useful, alone = _useful(records)
-    notes = [f"{alone} training classes with a single picture are left out"] if alone else []
+    left = "training class with a single picture is" if alone == 1 else "training classes with a single picture are"
+    notes = [f"{alone} {left} left out"] if alone else []
     _check_classes(records.select(useful))
     if select.by == "held_out" and not val_given:
         records = _with_validation(records, useful, select)

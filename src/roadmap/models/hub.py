@@ -92,8 +92,10 @@ def _check_answer(name: str, address: str) -> None:
 
 
 def _unreachable(name: str, address: str, reason: str) -> WeightsError:
+    failed = f"the weights of {name} could not be fetched ({reason})"
     return WeightsError(
-        f"the weights of {name} could not be fetched ({reason}). To bring them: on a machine with network download "
-        f"{address}, copy the file here, and set model.weights=FILE; or start at random with model.weights=random",
+        f"{failed}. To bring them: on a machine with network download {address}, copy the file here, and set "
+        "model.weights=FILE; or start at random with model.weights=random",
         address,
+        failed,
     )

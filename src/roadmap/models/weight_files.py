@@ -27,11 +27,12 @@ class WeightsError(SettingError):
     Attributes:
         field: "model.weights".
         address: where they could be fetched from, if that is what failed.
+        reason: what failed, without what to do about it.
     """
 
-    def __init__(self, message: str, address: str | None = None) -> None:
+    def __init__(self, message: str, address: str | None = None, reason: str | None = None) -> None:
         super().__init__("model.weights", message)
-        self.address = address
+        self.address, self.reason = address, reason or message
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:

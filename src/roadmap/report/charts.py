@@ -43,11 +43,12 @@ class Frame:
         return HEIGHT - BOTTOM - (value - self.low_y) / (self.high_y - self.low_y) * (HEIGHT - TOP - BOTTOM)
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, some `about` of them."""
-    step = (high - low) / about
+def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[float]:
+    """Round numbers from `low` to `high`, some `about` of them; only whole ones, where there is nothing between."""
+    step = max((high - low) / about, 1.0 if whole else 0.0)
     size = 10.0 ** math.floor(math.log10(step))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * 0.999)
+    steps = [size * factor for factor in (1, 2, 2.5, 5, 10) if not whole or (size * factor).is_integer()]
+    step = next(one for one in steps if one >= step * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round(number * step, 10) for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -65,7 +66,8 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, floor: floa
     frame = _frame(min(xs), max(xs), min(ys) if floor is None else floor, max(ys), floor is None)
     drawn = "\n".join(_line(frame, line) for line in lines)
     said = f"{y_label} by {x_label}: {', '.join(line.name for line in lines)}"
-    return legend(lines) + _svg(said, _axes(frame, x_label, y_label) + drawn)
+    counted = all(float(x).is_integer() for x in xs)  # epochs, steps, ranks
+    return legend(lines) + _svg(said, _axes(frame, x_label, y_label, counted) + drawn)
 
 
 def _frame(low_x: float, high_x: float, low_y: float, high_y: float, below: bool) -> Frame:
@@ -131,14 +133,14 @@ def _area(frame: Frame, edges: Floats, values: Floats, kind: str) -> str:
     return f'<path class="area {kind}" d="M{frame.x(frame.low_x):.1f} {ground:.1f}{steps}V{ground:.1f}Z"/>'
 
 
-def _axes(frame: Frame, x_label: str, y_label: str) -> str:
+def _axes(frame: Frame, x_label: str, y_label: str, counted: bool = False) -> str:
     bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
     parts = [f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>']
     for value in ticks(frame.low_y, frame.high_y):
         y = frame.y(value)
         parts.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>')
-    for value in ticks(frame.low_x, frame.high_x):
+    for value in ticks(frame.low_x, frame.high_x, whole=counted):
         parts.append(f'<text x="{frame.x(value):.1f}" y="{bottom + 16}" text-anchor="middle">{_number(value)}</text>')
     across = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="name" x="{across:.0f}" y="{HEIGHT - 5}" text-anchor="middle">{escape(x_label)}</text>')

@@ -66,7 +66,7 @@ def picture_in(index: Index, row: Mapping[str, Any]) -> Image.Image | None:
 def _thumbnail(image: Image.Image | None) -> Image.Image:
     if image is None:
         return Image.new("RGB", (SIDE, SIDE), GREY)
-    return ImageOps.pad(image.convert("RGB"), (SIDE, SIDE), color="white")
+    return ImageOps.contain(image.convert("RGB"), (SIDE, SIDE))
 
 
 def _sheet(cells: list[tuple[Image.Image | None, str, str, str]]) -> Image.Image:
@@ -76,7 +76,8 @@ def _sheet(cells: list[tuple[Image.Image | None, str, str, str]]) -> Image.Image
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for i, (image, *lines) in enumerate(cells):
         x, y = MARGIN + i % ACROSS * width, MARGIN + i // ACROSS * height
-        sheet.paste(_thumbnail(image), (x, y))
+        small = _thumbnail(image)
+        sheet.paste(small, (x + (SIDE - small.width) // 2, y + (SIDE - small.height) // 2))
         for number, text in enumerate(lines):
             pen.text((x, y + SIDE + number * LINE), _shortened(text, font), fill=DARK, font=font)
     return sheet
@@ -91,15 +92,17 @@ def _shortened(text: str, font: Any) -> str:
 
 def _page(title: str, cells: list[tuple[Image.Image | None, str, str, str]]) -> str:
     figures = "\n".join(
-        f'<figure><img alt="" src="{_data(image)}"><figcaption><b>{escape(first)}</b> {escape(second)}<br>'
-        f"<small>{escape(third)}</small></figcaption></figure>"
+        f'<figure><img alt="{escape(third or second)}" src="{_data(image)}">'
+        f"<figcaption><b>{escape(first)}</b> {escape(second)}<br><small>{escape(third)}</small></figcaption></figure>"
         for image, first, second, third in cells
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{escape(title)}</title>
-<style>body{{font:15px system-ui;margin:1rem}}main{{display:flex;flex-wrap:wrap;gap:1rem}}
-figure{{margin:0;width:{SIDE}px;overflow-wrap:anywhere}}figure:first-child{{outline:3px solid #0072b2}}</style>
+<style>body{{font:15px system-ui;margin:1rem;overflow-wrap:anywhere}}main{{display:flex;flex-wrap:wrap;gap:1rem}}
+h1{{font-size:1.4rem}}figure{{margin:0;width:{SIDE}px}}
+figure:first-child{{outline:3px solid #0072b2;outline-offset:3px}}
+img{{display:block;width:{SIDE}px;height:{SIDE}px;object-fit:scale-down}}</style>
 </head><body><h1>{escape(title)}</h1><main>
 {figures}
 </main></body></html>
