@@ -132,27 +132,29 @@ def test_revisited_protocol_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "began", "message"),
     [
-        (["absent.npz"], "absent.npz does not exist"),
-        (["birds.npz", "--ks", "1,x"], "--ks must be whole numbers with commas between"),
-        (["birds.npz", "--ks", "0"], "ks must be whole numbers of at least 1"),
-        (["birds.npz", "--memory", "lots"], "--memory must be a number with B, KB, MB or GB"),
-        (["birds.npz", "--memory", "1KB"], "memory must be at least"),
-        (["birds.npz", "--device", "abacus"], "--device must be auto, cpu, cuda, cuda:N or mps, got 'abacus'"),
-        (["zero.npz"], "queries row 1 is zero"),
+        (["absent.npz"], True, "absent.npz does not exist"),
+        (["birds.npz", "--ks", "1,x"], False, "--ks must be whole numbers with commas between"),
+        (["birds.npz", "--ks", "0"], True, "ks must be whole numbers of at least 1"),
+        (["birds.npz", "--memory", "lots"], False, "--memory must be a number with B, KB, MB or GB"),
+        (["birds.npz", "--memory", "1KB"], True, "memory must be at least"),
+        (["birds.npz", "--device", "abacus"], True, "--device must be auto, cpu, cuda, cuda:N or mps, got 'abacus'"),
+        (["zero.npz"], True, "queries row 1 is zero"),
     ],
 )
 def test_errors_are_one_line_and_exit_1(
-    saved: tuple[Path, Embeddings], arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    saved: tuple[Path, Embeddings], arguments: list[str], began: bool, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What cannot be read at all is told before anything begins; the rest after the line that says what began."""
     monkeypatch.chdir(saved[0].parent)
     Embeddings(torch.eye(3) * torch.tensor([1.0, 0, 1]), torch.arange(3)).save("zero.npz")
     result = run(app, ["evaluate", *arguments])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
-    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == (f"reading    {arguments[0]}\n" if began else "")
 
 
 def test_memory_is_read_in_its_unit(saved: tuple[Path, Embeddings]) -> None:

@@ -92,10 +92,9 @@ def evaluate(
     better = refinement_of(whiten, augment, expand, rerank)
     if _are_vectors(what, asked):
         _refuse({**asked.typed(), "page": page}, f"{what} holds vectors")
+        room = _bytes(memory or "512MB")
         say_start(f"reading    {what}")
-        result = _of_vectors(
-            Path(what), asked.device, gallery, numbers, ties.value, revisited, _bytes(memory or "512MB"), better(), more
-        )
+        result = _of_vectors(Path(what), asked.device, gallery, numbers, ties.value, revisited, room, better(), more)
         show = None
     else:
         of_vectors = {"gallery": gallery, "revisited": revisited, "memory": memory}
