@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,8 +103,19 @@ def test_a_filter_means_the_same_on_a_server(filled: Filled, reader: Index, wher
     assert found.scores[0] == pytest.approx([score for _, score in right], abs=2e-6)
 
 
+def test_a_server_that_does_not_answer_in_time(server: Server, tmp_path: Path) -> None:
+    with new_index(tmp_path / "i", "milvus", options={"uri": server.uri, "timeout": 3}) as index:
+        index.add(made(30))
+        server.server.server_proc.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(ConnectionError, match=rf"Milvus at {server.uri} failed to query: .* 3 s"):
+                len(index.engine)
+        finally:
+            server.server.server_proc.send_signal(signal.SIGCONT)
+
+
 def test_a_server_that_is_killed_and_started_again_has_everything(server: Server, tmp_path: Path) -> None:
-    with new_index(tmp_path / "i", "milvus", options={"uri": server.uri, "timeout": 8}) as index:
+    with new_index(tmp_path / "i", "milvus", options={"uri": server.uri}) as index:
         index.add(made(30))
         index.build()
         index.add(made(20, seed=1, first=30))  # not flushed

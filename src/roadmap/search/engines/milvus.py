@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from roadmap.search.engines.recall import Questions
 from roadmap.search.vectors import DamagedError, Floats, Slots
 
 pymilvus: Any = importlib.import_module("pymilvus")
+grpc: Any = importlib.import_module("grpc")  # pymilvus speaks through it
 DataType, MilvusClient = pymilvus.DataType, pymilvus.MilvusClient
 
 TYPES = {
@@ -42,6 +44,8 @@ AT_ONCE = 4096  # rows a call inserts; a message may hold 64 MB
 MOST = 16_384  # results of one query that a server gives
 FLUSH = 8192  # changes that wait to be flushed
 LONG = 3600.0  # seconds for building, flushing and loading, which grow with the collection
+# A server that has just started, or lost a node, refuses what goes to a node that is not back yet. That lasts seconds.
+ABSENT, RETURN = "node not found", 60.0
 RECORD = "milvus.json"
 # A file is served within this process, by a server that takes a client which asks every 10 s whether it is still there,
 # as this one does, for a nuisance: a call of 40 s is broken off, and the client repeats it. So it does not ask.
@@ -87,13 +91,19 @@ class MilvusEngine:
         seconds = LONG if long else self._patience
         if self._file:
             _let_faiss_take_params()
-        try:
-            return getattr(self._client, name)(*values, timeout=seconds, **options)
-        except pymilvus.MilvusException as error:
-            raise ConnectionError(
-                f"Milvus at {self.uri} failed to {name.replace('_', ' ')}: {error.message}. The index itself holds all "
-                "that was committed, and puts what is missing into Milvus when it is next opened for writing"
-            ) from error
+        until = time.monotonic() + RETURN
+        while True:
+            try:
+                return getattr(self._client, name)(*values, timeout=seconds, **options)
+            except (pymilvus.MilvusException, grpc.RpcError) as error:  # the latter where no answer came in time
+                said = getattr(error, "message", "") or f"no answer within {seconds:g} s"
+                # an insert is not repeated: a part of it may be there
+                if ABSENT not in said or name == "insert" or time.monotonic() > until:
+                    raise ConnectionError(
+                        f"Milvus at {self.uri} failed to {name.replace('_', ' ')}: {said}. The index itself holds all "
+                        "that was committed, and puts what is missing into Milvus when it is next opened for writing"
+                    ) from error
+            time.sleep(0.5)
 
     @property
     def collection(self) -> str:
