@@ -8,7 +8,6 @@ takes its slice. The state is one number, `position`, the count of global batche
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
 
@@ -25,35 +24,57 @@ T = TypeVar("T", bound=np.generic)
 _ROUNDS, _EXTRAS, _PICTURES, _PAIRS = range(4)
 
 
-@dataclass
-class _Stand:
-    """How the global batch is divided among ranks, and where the run stands."""
+class _Shared(Sampler[list[int]]):
+    """How global batches are divided among ranks, and where the run stands."""
 
-    batch_size: int
-    world_size: int
-    rank: int
-    position: int = 0
-
-    def __post_init__(self) -> None:
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank must lie in 0..world_size-1, got rank {self.rank} of {self.world_size}")
-        if self.batch_size % self.world_size:
+    def __init__(self, batch_size: int, batches: int, world_size: int, rank: int) -> None:
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"rank must lie in 0..world_size-1, got rank {rank} of {world_size}")
+        if batch_size % world_size:
             raise ValueError(
-                f"the global batch of {self.batch_size} cannot be shared equally by {self.world_size} ranks; "
+                f"the global batch of {batch_size} cannot be shared equally by {world_size} ranks; "
                 "choose a batch size that is a multiple of the world size"
             )
+        self.batch_size, self.batches = batch_size, batches
+        self._world_size, self._rank, self._position = world_size, rank, 0
+        self._epoch: tuple[int, Ints] | None = None
 
-    def seek(self, position: int) -> None:
-        if position < 0:
-            raise ValueError(f"a position is a number of batches handed out, got {position}")
-        self.position = position
+    def epoch_batches(self, epoch: int) -> Ints:
+        """(batches, batch_size) picture indices of a whole epoch, for all ranks together."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = epoch, self._drawn(epoch)
+        return self._epoch[1]
+
+    def _drawn(self, epoch: int) -> Ints:
+        raise NotImplementedError
+
+    @property
+    def position(self) -> int:
+        return self._position
 
     def share(self, batch: NDArray[T]) -> NDArray[T]:
-        share = self.batch_size // self.world_size
-        return batch[self.rank * share : (self.rank + 1) * share]
+        """This rank's part of a global batch, or of anything that has one entry per picture of it."""
+        share = self.batch_size // self._world_size
+        return batch[self._rank * share : (self._rank + 1) * share]
+
+    def seek(self, position: int) -> None:
+        """The batch after the first `position` is the next."""
+        if position < 0:
+            raise ValueError(f"a position is a number of batches handed out, got {position}")
+        self._position = position
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's batches from `position` to the end of its epoch; `position` counts those handed out."""
+        epoch, first = divmod(self.position, self.batches)
+        for batch in self.epoch_batches(epoch)[first:]:
+            self.seek(self.position + 1)
+            yield [int(i) for i in self.share(batch)]
 
 
-class MPerClass(Sampler[list[int]]):
+class MPerClass(_Shared):
     """Batches of batch_size / per_class distinct classes with per_class pictures each, class after class.
 
     In an epoch, and over epochs, no class is visited twice more than another. A class shows all its pictures before
@@ -83,48 +104,24 @@ class MPerClass(Sampler[list[int]]):
         self._classes = _ClassPictures(labels)
         if per_class < 1 or batch_size < 1 or batch_size % per_class:
             raise ValueError(f"batch_size must be a multiple of per_class, got {batch_size} and {per_class}")
-        self.batch_size, self.per_class, self.seed = batch_size, per_class, seed
+        self.per_class, self.seed = per_class, seed
         self._visits = batch_size // per_class
         if self._visits > len(self._classes.labels):
             raise ValueError(
                 f"a batch of {batch_size} with {per_class} per class needs {self._visits} classes, there are "
                 f"{len(self._classes.labels)}; use a smaller batch or more pictures per class"
             )
-        self.batches = max(1, self._classes.count // batch_size) if batches is None else batches
-        if self.batches < 1:
+        if batches is not None and batches < 1:
             raise ValueError(f"batches must be at least 1, got {batches}")
-        self._stand = _Stand(batch_size, world_size, rank)
-        self._cached: tuple[int, Ints] | None = None
+        super().__init__(batch_size, batches or max(1, self._classes.count // batch_size), world_size, rank)
 
-    def epoch_batches(self, epoch: int) -> Ints:
-        """(batches, batch_size) picture indices of a whole epoch, for all ranks together."""
-        if self._cached is None or self._cached[0] != epoch:
-            visits = _balanced_visits(len(self._classes.labels), self._visits, self.batches, epoch, (self.seed, 0))
-            pictures = self._classes.pictures_for(visits, self.per_class, epoch, (self.seed, 0))
-            self._cached = epoch, pictures.reshape(self.batches, self.batch_size)
-        return self._cached[1]
-
-    def share(self, batch: NDArray[T]) -> NDArray[T]:
-        """This rank's part of a global batch, or of anything that has one entry per picture of it."""
-        return self._stand.share(batch)
-
-    @property
-    def position(self) -> int:
-        return self._stand.position
-
-    def seek(self, position: int) -> None:
-        """The batch after the first `position` is the next."""
-        self._stand.seek(position)
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """This rank's batches from `position` to the end of its epoch; `position` counts those handed out."""
-        return _remaining(self)
+    def _drawn(self, epoch: int) -> Ints:
+        visits = _balanced_visits(len(self._classes.labels), self._visits, self.batches, epoch, (self.seed, 0))
+        pictures = self._classes.pictures_for(visits, self.per_class, epoch, (self.seed, 0))
+        return pictures.reshape(self.batches, self.batch_size)
 
 
-class CategoryPairs(Sampler[list[int]]):
+class CategoryPairs(_Shared):
     """FastAP's hard batches, which the paper uses on SOP: two categories meet, half the batch from each.
 
     An epoch visits every pair of categories `batches_per_pair` times, in random order (SOP: 66 pairs x 10 batches
@@ -158,23 +155,16 @@ class CategoryPairs(Sampler[list[int]]):
         self._members = _category_members(self._classes, categories, classes_per_category)
         self.pairs = tuple(combinations(sorted(self._members), 2))
         self.classes_per_category, self.per_class, self.seed = classes_per_category, per_class, seed
-        self.batch_size = 2 * classes_per_category * per_class
-        self.batches = len(self.pairs) * batches_per_pair
-        self._stand = _Stand(self.batch_size, world_size, rank)
-        self._cached: tuple[int, Ints] | None = None
+        batch_size = 2 * classes_per_category * per_class
+        super().__init__(batch_size, len(self.pairs) * batches_per_pair, world_size, rank)
 
     def epoch_pairs(self, epoch: int) -> list[tuple[int, int]]:
         """The pair of categories of every batch of an epoch, in order."""
         order = permutation(self.batches, self.seed, _PAIRS, epoch)
         return [self.pairs[i % len(self.pairs)] for i in order.tolist()]
 
-    def epoch_batches(self, epoch: int) -> Ints:
-        """(batches, batch_size) picture indices; the first half of a batch is of the pair's first category."""
-        if self._cached is None or self._cached[0] != epoch:
-            self._cached = epoch, self._epoch(epoch)
-        return self._cached[1]
-
-    def _epoch(self, epoch: int) -> Ints:
+    def _drawn(self, epoch: int) -> Ints:
+        """The first half of a batch is of the pair's first category."""
         pairs = np.asarray(self.epoch_pairs(epoch))
         half = self.classes_per_category * self.per_class
         batches = np.empty((self.batches, 2, half), dtype=np.int64)
@@ -185,32 +175,6 @@ class CategoryPairs(Sampler[list[int]]):
             pictures = self._classes.pictures_for(members[visits], self.per_class, epoch, key)
             batches[where[:, 0], where[:, 1]] = pictures.reshape(len(where), half)
         return batches.reshape(self.batches, self.batch_size)
-
-    def share(self, batch: NDArray[T]) -> NDArray[T]:
-        """This rank's part of a global batch, or of anything that has one entry per picture of it."""
-        return self._stand.share(batch)
-
-    @property
-    def position(self) -> int:
-        return self._stand.position
-
-    def seek(self, position: int) -> None:
-        """The batch after the first `position` is the next."""
-        self._stand.seek(position)
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """This rank's batches from `position` to the end of its epoch; `position` counts those handed out."""
-        return _remaining(self)
-
-
-def _remaining(sampler: MPerClass | CategoryPairs) -> Iterator[list[int]]:
-    epoch, first = divmod(sampler.position, sampler.batches)
-    for batch in sampler.epoch_batches(epoch)[first:]:
-        sampler.seek(sampler.position + 1)
-        yield [int(i) for i in sampler.share(batch)]
 
 
 class _ClassPictures:
