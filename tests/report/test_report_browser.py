@@ -12,6 +12,8 @@ import pytest
 
 from roadmap.report import report
 
+from ..waiting import until
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
@@ -44,7 +46,7 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(address)
-    page.wait_for_function("document.getElementById('map-box').dataset.view")
+    page.wait_for_selector("#map-box[data-view]")
     yield page
     context.close()
     assert heard == []
@@ -87,7 +89,7 @@ def test_the_map_moves_by_mouse_and_keyboard(browser: Any, address: str) -> None
         right, up, zoom = view(page)
         assert (right < 0, up > 0, zoom) == (True, True, 1)  # what was under the mouse went with it
         page.mouse.wheel(0, -400)  # which does not wait for what comes of it
-        page.wait_for_function("document.getElementById('map-box').dataset.view.split(' ')[2] > 1.5")
+        until(page, "document.getElementById('map-box').dataset.view.split(' ')[2] > 1.5")
         canvas.focus()
         page.keyboard.press("0")
         assert view(page) == [0, 0, 1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from roadmap.search.service import Limits, application, running
 
+from ...waiting import until
 from .worlds import COLOURS, ColourEncoder, drawn, encoded, halves, make_index
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -35,14 +35,6 @@ COPY = """async (content) => {
     const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
     await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
 }"""
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for JavaScript to be true. Playwright's own way evaluates text inside the page, which the page forbids."""
-    end = time.monotonic() + 60
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
-        page.wait_for_timeout(10)
 
 
 class Screen:
