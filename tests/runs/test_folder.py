@@ -277,6 +277,8 @@ def test_what_is_done_again_is_forgotten(tmp_path: Path) -> None:
         ("evaluation", 2),
     ]
     assert [line["loss"] for line in run.history() if "loss" in line] == [0.0, 1 / 7, 2 / 7]
+    run.forget_after(2, judged=1)
+    assert [(line["kind"], line["step"]) for line in run.history()] == [("step", 0), ("step", 1), ("step", 2)]
 
 
 def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
