@@ -93,9 +93,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not installed("milvus"):
         pytest.skip("the engine 'milvus' is not installed")
     pytest.importorskip("milvus", reason="the package milvus, which carries a server, is not installed")
-    running = Server(tmp_path_factory.mktemp("milvus"))
-    yield running
-    running.server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roadmap.search.engines.milvus.RETURN", PATIENCE)
+        running = Server(tmp_path_factory.mktemp("milvus"))
+        yield running
+        running.server.stop()
 
 
 Filled = tuple[Path, Vectors, dict[str, Any]]
