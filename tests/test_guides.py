@@ -30,6 +30,7 @@ from roadmap.config.settings import ModelSettings
 from roadmap.models import retriever
 
 from .data import layouts
+from .waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
@@ -194,12 +195,12 @@ def test_what_python_says_is_what_the_command_said(own: Walk, capsys: pytest.Cap
     assert len(others) == 3
 
 
-def content_of(address: str, seconds: float) -> str:
+def content_of(address: str) -> str:
     """What is served there, once it answers: the address is told a moment before."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + PATIENCE
     while True:
         try:
-            with urlopen(address, timeout=seconds) as page:
+            with urlopen(address, timeout=PATIENCE) as page:
                 return str(page.read().decode())
         except URLError:
             if time.monotonic() > until:
@@ -223,7 +224,7 @@ def test_five_commands_lead_to_a_search(own: Walk, capsys: pytest.CaptureFixture
         try:
             assert serving.stdout is not None
             (address,) = (line.split()[1] for line in islice(serving.stdout, 2) if line.startswith("page"))
-            assert "<html" in content_of(address, 60.0)
+            assert "<html" in content_of(address)
         finally:
             serving.terminate()
     (code,) = blocks(SEARCH, "python")

@@ -331,12 +331,12 @@ def test_what_is_small_only_in_the_file_is_refused_at_once(tmp_path):
     doubled = b"]" + b"".join(
         bytes([0x71, i]) + b"]" + b"(h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(40)
     )
-    began = time.perf_counter()
+    began = time.process_time()
     assert "it stands for more than" in refusal(doubled + b".", tmp_path)
     tuples = b")" + b"2\x86" * 40 + b"N."  # hashing them would take as long
     assert content(tuples, tmp_path) is None
     assert "refused the key a tuple" in refusal(b"}" + tuples[:-2] + b"Ns.", tmp_path)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 60  # of its own: walking through them would take days
 
 
 def test_size_is_limited(tmp_path, monkeypatch):

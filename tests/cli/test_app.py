@@ -158,8 +158,9 @@ import roadmap.cli.app as command
 
 def ending(prog_name):
     pool = concurrent.futures.ThreadPoolExecutor(1)  # that nobody shuts down
-    threading.Thread(target=lambda: (time.sleep(0.2), print("a thread"))).start()
-    pool.submit(lambda: (time.sleep(0.1), print("a pool")))
+    printed = threading.Event()
+    threading.Thread(target=lambda: (printed.wait(60), time.sleep(0.1), print("a thread"))).start()
+    pool.submit(lambda: (time.sleep(0.1), print("a pool"), printed.set()))
     atexit.register(print, "a handler")
     sys.exit({code})
 

@@ -15,6 +15,7 @@ from roadmap.config.settings import Settings
 from roadmap.engine import fit, fit_or_resume
 
 from ..engine.worlds import assert_same_run, lines, tiny, write_classes
+from ..waiting import PATIENCE
 
 
 class Train:
@@ -42,7 +43,7 @@ def test_a_job_that_submitit_puts_back_goes_on(tmp_path: Path, monkeypatch: pyte
     executor.update_parameters(timeout_min=5)
     job = executor.submit(Train(), tiny(tmp_path / "pictures", tmp_path / "run", **asked).as_dict())
     try:
-        patience = time.monotonic() + 120
+        patience = time.monotonic() + PATIENCE
         while not (tmp_path / "run" / "metrics.jsonl").is_file() or len(lines(tmp_path / "run")) < 2:
             assert time.monotonic() < patience, job.stderr()
             time.sleep(0.01)

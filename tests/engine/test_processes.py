@@ -7,8 +7,8 @@ import math
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from roadmap.config.settings import Settings
 from roadmap.data import Records, dataset
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.engine import NonFiniteError, Stopped, fit, fit_or_resume, resume
+from roadmap.engine import NonFiniteError, Stopped, fit, fit_or_resume, launching, resume
 from roadmap.engine.launching import ProcessError
 from roadmap.engine.step import Parts, _draw_apart
 from roadmap.engine.stopping import Signals
@@ -29,6 +29,7 @@ from roadmap.models import Retriever, retriever
 from roadmap.ranks import Ranks
 from roadmap.runs import Run
 
+from ..waiting import wait_until
 from .test_resume import assert_same_run
 from .together import ranks_here, together
 from .worlds import assert_equal, best_weights, last, lines, tiny
@@ -239,25 +240,42 @@ def test_a_batch_that_cannot_be_shared(pictures: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------ processes that the program starts itself
 
 
-LONG: dict[str, Any] = {"data__batches": 30, "checkpoint_minutes": 60.0}
+# What the second process of a run does in its first moment: before that step it will say who it is, and stand still
+# until it is told to stop.
+STANDING = """
+import os, signal, time
+from pathlib import Path
+from roadmap.engine import loop
+real, told = loop.step, []
+def step(state, *more):
+    if state.step == {at} and os.environ["RANK"] == "1":
+        known = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *of: (told.append(of), known(*of)))
+        Path({place!r}).write_text(str(os.getpid()))
+        while not told:
+            time.sleep(0.01)
+    return real(state, *more)
+loop.step = step
+"""
 
 
-def when(folder: Path, logged: int, action: Callable[[], None]) -> threading.Thread:
-    """Acts once a run has logged so many lines."""
+@contextmanager
+def standing(at: int, place: Path, action: Callable[[int], None]) -> Iterator[None]:
+    """The second of the processes that are started stands still before a step; then something is done about it."""
 
     def watch() -> None:
-        log = folder / "metrics.jsonl"
-        while not log.is_file() or len(log.read_text().splitlines()) < logged:
-            time.sleep(0.01)
-        action()
+        wait_until(lambda: place.is_file() and place.read_text() != "")
+        action(int(place.read_text()))
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+    begin, work = launching.PROGRAM.split("\nwork()")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "PROGRAM", begin + STANDING.format(at=at, place=str(place)) + "work()" + work)
+        threading.Thread(target=watch, daemon=True).start()
+        yield
 
 
 def children() -> list[int]:
-    """The processes that this one started and that have not ended, oldest first."""
+    """The processes that this one started and that have not ended."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -281,18 +299,20 @@ def test_started_processes_are_stopped_killed_and_go_on(pictures: Path, tmp_path
 
 
 def _stop_kill_go_on(pictures: Path, tmp_path: Path, folder: Path, before: list[int]) -> None:
-    asked, other = (settings(pictures, run, **LONG) for run in (folder, tmp_path / "whole"))
+    asked, other = (settings(pictures, run, checkpoint_minutes=60.0) for run in (folder, tmp_path / "whole"))
     together(2, lambda: fit(other, quiet=True))
     asked.hardware.devices = 2
-    when(folder, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Stopped, match=r"stopped and saved after step \d+, in epoch") as stopped:
+    with (
+        standing(1, tmp_path / "first", lambda _: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(Stopped, match=r"stopped and saved after step [23], in epoch") as stopped,
+    ):
         fit(asked, quiet=True)
     assert (stopped.value.folder, stopped.value.exit_code) == (folder, 143)
     assert children() == before
-    done = len(lines(folder))
-    when(folder, done + 1, lambda: os.kill([p for p in children() if p not in before][1], signal.SIGKILL))
-    with pytest.raises(
-        ProcessError, match=r"process 1 of 2 was ended by signal 9 \(SIGKILL\), perhaps .* what was saved stays"
+    killed = r"process 1 of 2 was ended by signal 9 \(SIGKILL\), perhaps .* what was saved stays"
+    with (
+        standing(4, tmp_path / "second", lambda pid: os.kill(pid, signal.SIGKILL)),
+        pytest.raises(ProcessError, match=killed),
     ):
         resume(folder, quiet=True)
     assert children() == before

@@ -23,7 +23,7 @@ from roadmap.engine import Stopped, TrainState, fit, job, loop, resume, training
 from roadmap.engine.stopping import Signals
 from roadmap.runs import Run
 
-from .worlds import assert_same_run, last, lines, tiny
+from .worlds import Killed, assert_same_run, kill_at, last, lines, tiny
 
 SEED = random.SystemRandom().randrange(10**6)  # other moments every time; a failure shows it
 
@@ -118,6 +118,22 @@ def test_stopped_again_and_again(whole: Path, pictures: Path, tmp_path: Path) ->
     assert_same_run(whole, folder)
 
 
+def test_stopped_before_an_epoch_is_judged_and_killed_after_it(whole: Path, pictures: Path, tmp_path: Path) -> None:
+    """The judgement that was not saved is made again, and is in the log once."""
+    folder = tmp_path / "run"
+    with (
+        calling(loop, "step", 3, lambda: tell(signal.SIGTERM)),
+        pytest.raises(Stopped, match="after step 3, in epoch 2"),
+    ):
+        fit(settings(pictures, folder), quiet=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):  # noqa: PT012
+        kill_at(patch, 5)
+        resume(folder, quiet=True)
+    assert lines(folder)[-1]["kind"] == "evaluation"
+    resume(folder, quiet=True)
+    assert_same_run(whole, folder)
+
+
 def test_a_second_signal_does_not_wait(whole: Path, pictures: Path, tmp_path: Path) -> None:
     """Twice in the middle of a step: what is in memory may be half done and is not saved."""
 
@@ -179,16 +195,18 @@ def test_a_schedulers_own_handler_is_told_when_all_is_saved(whole: Path, picture
 
 def test_a_time_limit_of_its_own(pictures: Path, whole: Path, tmp_path: Path) -> None:
     limited = settings(pictures, tmp_path / "run")
-    limited.hardware.time_limit = 0.05
+    limited.hardware.time_limit = 60.0
 
     def long_step() -> None:
+        assert 3000 < signal.getitimer(signal.ITIMER_REAL)[0] <= 3600
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # an hour later
         while signal.getitimer(signal.ITIMER_REAL)[0] > 0:
             time.sleep(0.01)
 
     with calling(loop, "step", 4, long_step), pytest.raises(Stopped) as caught:
         fit(limited, quiet=True)
     assert caught.value.exit_code == 142
-    saved = "hardware.time_limit=0.05 minutes are over: stopped and saved after step 4, in epoch 2 of 3. Go on: "
+    saved = "hardware.time_limit=60 minutes are over: stopped and saved after step 4, in epoch 2 of 3. Go on: "
     assert str(caught.value).startswith(saved)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
@@ -214,6 +232,7 @@ def test_a_thread_trains_without_signals(pictures: Path, tmp_path: Path) -> None
 
 # ---------------------------------------------------------------- other processes
 
+# A run that says its steps, and after one of them stands still until a line is written to it.
 PROGRAM = """
 import json, sys, time
 from roadmap.config.settings import Settings
@@ -223,6 +242,8 @@ def step(*arguments):
     time.sleep(0.05)
     outcome = real(*arguments)
     print("step", outcome.step, flush=True)
+    if outcome.step == int(sys.argv[2]):
+        sys.stdin.readline()
     return outcome
 loop.step = step
 try:
@@ -234,11 +255,16 @@ except Stopped as stopped:
 
 
 @contextmanager
-def training_process(settings: Settings) -> Iterator[subprocess.Popen[str]]:
+def training_process(settings: Settings, until: int) -> Iterator[subprocess.Popen[str]]:
+    """It stands after that step, and has said so."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, json.dumps(settings.as_dict())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    command = [sys.executable, "-c", PROGRAM, json.dumps(settings.as_dict()), str(until)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
         try:
+            assert process.stdout is not None
+            while (said := process.stdout.readline()) != f"step {until}\n":
+                assert said.startswith("step ")
             yield process
         finally:
             process.kill()
@@ -248,17 +274,13 @@ def training_process(settings: Settings) -> Iterator[subprocess.Popen[str]]:
 def test_a_process_that_is_told_to_stop(
     number: signal.Signals, code: int, whole: Path, pictures: Path, tmp_path: Path
 ) -> None:
-    with training_process(settings(pictures, tmp_path / "run")) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() != "step 4\n":
-            assert process.poll() is None
-        told = time.monotonic()
+    with training_process(settings(pictures, tmp_path / "run"), until=4) as process:
         process.send_signal(number)
-        rest = process.stdout.read()
-        assert process.wait() == code
-        assert time.monotonic() - told < 10
-    assert rest.endswith(f"in epoch 2 of 3. Go on:  roadmap train resume={tmp_path / 'run'}\n")
-    assert last(tmp_path / "run")["step"] in (4, 5)
+        rest, _ = process.communicate("go on\n")
+        assert process.returncode == code
+    said = f"stopped and saved after step 4, in epoch 2 of 3. Go on:  roadmap train resume={tmp_path / 'run'}\n"
+    assert rest == said
+    assert last(tmp_path / "run")["step"] == 4
     resume(tmp_path / "run", quiet=True)
     assert_same_run(whole, tmp_path / "run")
 
@@ -270,10 +292,10 @@ def test_a_process_that_is_killed_at_any_moment(minutes: float, whole: Path, pic
     killed_at, wait = draw.randrange(1, 9), draw.random() * 0.1
     changed = settings(pictures, tmp_path / "run")
     changed.checkpoint_minutes = minutes
-    with training_process(changed) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() != f"step {killed_at}\n":
-            assert process.poll() is None
+    with training_process(changed, killed_at) as process:
+        assert process.stdin is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
         time.sleep(wait)
         process.kill()
     resume(tmp_path / "run", quiet=True)
@@ -285,8 +307,8 @@ def test_a_process_that_is_killed_at_any_moment(minutes: float, whole: Path, pic
 
 
 def test_a_run_is_not_resumed_while_it_trains(pictures: Path, tmp_path: Path) -> None:
-    with training_process(settings(pictures, tmp_path / "run")) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "step 1\n"
-        with pytest.raises(RuntimeError, match=f"is being written by process {process.pid} on .*; wait until"):
-            resume(tmp_path / "run", quiet=True)
+    with (
+        training_process(settings(pictures, tmp_path / "run"), until=1) as process,
+        pytest.raises(RuntimeError, match=f"is being written by process {process.pid} on .*; wait until"),
+    ):
+        resume(tmp_path / "run", quiet=True)

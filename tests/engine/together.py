@@ -19,7 +19,8 @@ from roadmap.engine import joining
 from roadmap.engine.launching import _description, _error
 from roadmap.ranks import Ranks
 
-LIMIT = 120  # seconds, on a machine that has much else to do
+from ..waiting import PATIENCE
+
 HARDWARE = joining.HardwareSettings(device="cpu")
 
 
@@ -47,7 +48,7 @@ def together(world: int, work: Callable[[], Any], local: int | None = None) -> l
     found: list[Any] = []
     try:
         for hears, _ in pipes:
-            assert hears.poll(LIMIT), "a process does not answer"
+            assert hears.poll(PATIENCE), "a process does not answer"
             try:
                 answer = pickle.loads(hears.recv_bytes())
                 found.append(_error(answer.told) if isinstance(answer, _Failure) else answer)
@@ -70,7 +71,7 @@ def _life(rank: int, world: int, local: int, port: int, work: Callable[[], Any],
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     gc.freeze()  # what the tests held, such as a store with a thread, is not this process's to let go
-    signal.alarm(LIMIT + 20)  # whatever becomes of the tests
+    signal.alarm(round(PATIENCE) + 20)  # whatever becomes of the tests
     places = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     os.environ.update({name: str(value) for name, value in (places | meeting).items()})

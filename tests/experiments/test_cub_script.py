@@ -10,13 +10,15 @@ from pathlib import Path
 
 from roadmap.experiments.definitions import experiment
 
+from ..waiting import PATIENCE
+
 SCRIPT = Path(__file__).parents[2] / "experiments" / "cub.sh"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable}
     return subprocess.run(
-        ["bash", str(SCRIPT), *words], capture_output=True, text=True, check=False, env=environment, timeout=60
+        ["bash", str(SCRIPT), *words], capture_output=True, text=True, check=False, env=environment, timeout=PATIENCE
     )
 
 

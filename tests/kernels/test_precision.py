@@ -10,6 +10,8 @@ import torch
 
 from roadmap.kernels.precision import at_least_float32, full_float32
 
+from ..waiting import PATIENCE
+
 
 @pytest.fixture(autouse=True)
 def _setting_put_back() -> Iterator[None]:
@@ -39,12 +41,12 @@ def test_the_first_to_leave_lowers_nothing_for_those_inside() -> None:
     def first() -> None:
         with full_float32():
             inside.set()
-            go.wait(10)
+            go.wait(PATIENCE)
             seen.append(torch.get_float32_matmul_precision())
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE)
     with full_float32():
         pass
     go.set()
@@ -61,15 +63,15 @@ def test_an_earlier_one_may_leave_first() -> None:
     def first() -> None:
         with full_float32():
             inside.set()
-            go.wait(10)
+            go.wait(PATIENCE)
         left.set()
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE)
     with full_float32():
         go.set()
-        assert left.wait(10)
+        assert left.wait(PATIENCE)
         assert torch.get_float32_matmul_precision() == "highest"
     thread.join()
     assert torch.get_float32_matmul_precision() == "medium"

@@ -11,7 +11,7 @@ import torch
 from roadmap.metrics.ranking import positive_counts_of
 from roadmap.metrics.vectors import unit_vectors
 
-PATIENCE = 60.0
+from ..waiting import PATIENCE
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_a_thread_that_ends_does_not_lower_the_precision_of_another(lowered_prec
     first.start()
     assert first_is_in.wait(PATIENCE)
     second.start()
-    first.join(2 * PATIENCE)
+    first.join()
     first_is_out.set()
-    second.join(2 * PATIENCE)
+    second.join()
     assert seen == ["highest"]
     assert torch.get_float32_matmul_precision() == lowered_precision

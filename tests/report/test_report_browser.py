@@ -12,7 +12,7 @@ import pytest
 
 from roadmap.report import report
 
-from ..waiting import until
+from ..waiting import PATIENCE, until
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api")
@@ -29,7 +29,7 @@ def address(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1e3 * PATIENCE)
         yield opened
         opened.close()
 
@@ -38,6 +38,7 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     """The page; afterwards nothing may have been said in the console or asked of the network."""
     context = browser.new_context(**options)
+    context.set_default_timeout(1e3 * PATIENCE)
     page = context.new_page()
     heard: list[str] = []
     page.on("console", lambda message: heard.append(message.text))

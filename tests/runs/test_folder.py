@@ -21,6 +21,8 @@ from roadmap.runs import Run, machine
 from roadmap.runs import folder as folders
 from roadmap.runs.machine import environment
 
+from ..waiting import PATIENCE
+
 NOON = time.strptime("2021-12-06 12:00:00", "%Y-%m-%d %H:%M:%S")
 
 
@@ -71,7 +73,7 @@ def test_processes_of_a_sweep_that_start_together_do_not_meet(tmp_path: Path, mo
     processes = [context.Process(target=create, args=(tmp_path, barrier, names)) for _ in range(count)]
     for process in processes:
         process.start()
-    found = [names.get(timeout=30) for _ in processes]
+    found = [names.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
     assert len(set(found)) == count
@@ -275,6 +277,8 @@ def test_what_is_done_again_is_forgotten(tmp_path: Path) -> None:
         ("evaluation", 2),
     ]
     assert [line["loss"] for line in run.history() if "loss" in line] == [0.0, 1 / 7, 2 / 7]
+    run.forget_after(2, judged=1)
+    assert [(line["kind"], line["step"]) for line in run.history()] == [("step", 0), ("step", 1), ("step", 2)]
 
 
 def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:

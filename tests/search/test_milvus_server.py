@@ -15,10 +15,22 @@ from hypothesis import given, settings
 
 from roadmap.search import Index, installed
 
+from ..waiting import PATIENCE
 from .cases import Vectors, filters, literal_search, made, new_index, rows_of, table
 
 pytestmark = pytest.mark.slow
 COUNT = 60
+# A server takes its ports seconds after it has looked for free ones: those of another process's server are others, and
+# none is of those that the system gives to anybody.
+PORTS = 10_000 + os.getpid() % 200 * 100
+WEB = 9091  # which the package tries first for health and metrics, apart from all others
+ETCD = """
+listen-client-urls: {clients}
+advertise-client-urls: {clients}
+listen-peer-urls: {peers}
+initial-advertise-peer-urls: {peers}
+initial-cluster: default={peers}
+"""
 
 
 class Server:
@@ -33,6 +45,18 @@ class Server:
         from milvus import MilvusServer, MilvusServerConfig
 
         class Config(MilvusServerConfig):  # type: ignore[misc]
+            def resolve_port(self, port_start: int) -> tuple[int, socket.socket]:
+                found: tuple[int, socket.socket] = super().resolve_port(PORTS + (50 if port_start == WEB else 0))
+                return found
+
+            def write_config(self) -> None:
+                """And that of the etcd within, which would take one port for its peers wherever it runs."""
+                super().write_config()
+                milvus, etcd = (Path(self.base_data_dir, "configs", f"{name}.yaml") for name in ("milvus", "etcd"))
+                clients, peers = (f"http://localhost:{port}" for port in (self.get("etcd_port"), PORTS + 99))
+                etcd.write_text(ETCD.format(clients=clients, peers=peers))
+                milvus.write_text(milvus.read_text().replace("\netcd:\n", f"\netcd:\n  config:\n    path: {etcd}\n"))
+
             def try_bind_port(self, port: int) -> socket.socket | None:
                 """As it is there, but a port that a killed process leaves can be taken again at once."""
                 tried = socket.socket()
@@ -59,15 +83,21 @@ class Server:
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"uri": self.uri, "timeout": PATIENCE}
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not installed("milvus"):
         pytest.skip("the engine 'milvus' is not installed")
     pytest.importorskip("milvus", reason="the package milvus, which carries a server, is not installed")
-    running = Server(tmp_path_factory.mktemp("milvus"))
-    yield running
-    running.server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roadmap.search.engines.milvus.RETURN", PATIENCE)
+        running = Server(tmp_path_factory.mktemp("milvus"))
+        yield running
+        running.server.stop()
 
 
 Filled = tuple[Path, Vectors, dict[str, Any]]
@@ -78,7 +108,7 @@ def filled(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Filled:
     """An index on the server, closed; with the rows it holds."""
     folder = tmp_path_factory.mktemp("index") / "i"
     vectors, rows = made(COUNT), table(COUNT)
-    with new_index(folder, "milvus", options={"uri": server.uri, "shards": 2}) as index:
+    with new_index(folder, "milvus", options={**server.options, "shards": 2}) as index:
         index.add(vectors, rows)
         index.remove(["p3.jpg", "p4.jpg"])
         assert index.build()["engine"]["recall@10"] >= 0.95
@@ -104,8 +134,10 @@ def test_a_filter_means_the_same_on_a_server(filled: Filled, reader: Index, wher
 
 
 def test_a_server_that_does_not_answer_in_time(server: Server, tmp_path: Path) -> None:
-    with new_index(tmp_path / "i", "milvus", options={"uri": server.uri, "timeout": 3}) as index:
+    with new_index(tmp_path / "i", "milvus", options=server.options) as index:
         index.add(made(30))
+        assert index.engine._patience == PATIENCE  # type: ignore[attr-defined]
+        index.engine._patience = 3.0  # type: ignore[attr-defined]
         server.server.server_proc.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(ConnectionError, match=rf"Milvus at {server.uri} failed to query: .* 3 s"):
@@ -115,7 +147,7 @@ def test_a_server_that_does_not_answer_in_time(server: Server, tmp_path: Path) -
 
 
 def test_a_server_that_is_killed_and_started_again_has_everything(server: Server, tmp_path: Path) -> None:
-    with new_index(tmp_path / "i", "milvus", options={"uri": server.uri}) as index:
+    with new_index(tmp_path / "i", "milvus", options=server.options) as index:
         index.add(made(30))
         index.build()
         index.add(made(20, seed=1, first=30))  # not flushed

@@ -116,7 +116,7 @@ class Job:
     def load(self) -> None:
         """Back to where the run was saved."""
         self.state.load_state_dict(self.ranks.from_first(lambda: load_values(self.run.last)))
-        self.run.forget_after(self.state.step)
+        self.run.forget_after(self.state.step, self.state.judged)
 
 
 def job_of(

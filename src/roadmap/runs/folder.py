@@ -158,12 +158,18 @@ class Run:
             with suppress(json.JSONDecodeError):
                 yield json.loads(line)
 
-    def forget_after(self, step: int) -> None:
-        """Drops what was logged after `step`, which a resumed run will do again; before anything is logged anew."""
+    def forget_after(self, step: int, judged: int | None = None) -> None:
+        """Drops what a resumed run will do again, before anything is logged anew.
+
+        Args:
+            step: the last that was done.
+            judged: the last after which the model was judged; None: `step`.
+        """
         if not self.writes:
             return
         self.board = Board(self.folder / "tensorboard", step + 1)
-        kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= step]
+        done = {"evaluation": step if judged is None else judged}
+        kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= done.get(line.get("kind"), step)]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from roadmap.search.service import Refusal
 from roadmap.search.service.batching import Batches, Places
 
+from ...waiting import PATIENCE
+
 
 @given(jobs=st.lists(st.integers(), max_size=50), size=st.integers(1, 9))
 def test_every_job_gets_its_own_answer(jobs: list[int], size: int) -> None:
     seen: list[int] = []
     batches: Batches[int, int] = Batches("test", lambda some: [2 * one for one in some], size, seen.append)
     found = [batches.submit(job) for job in jobs]
-    assert [one.result(10) for one in found] == [2 * job for job in jobs]
+    assert [one.result(PATIENCE) for one in found] == [2 * job for job in jobs]
     batches.close()
     assert sum(seen) == len(jobs)
     assert all(1 <= one <= size for one in seen)
@@ -32,12 +34,12 @@ def test_jobs_that_gather_go_together_and_cancelled_ones_not_at_all() -> None:
     def work(jobs: Sequence[str]) -> list[str]:
         seen.append(list(jobs))
         started.set()
-        assert go.wait(10)
+        assert go.wait(PATIENCE)
         return list(jobs)
 
     batches: Batches[str, str] = Batches("test", work, 3)
     first = batches.submit("first")
-    assert started.wait(10)
+    assert started.wait(PATIENCE)
     others = [batches.submit(name) for name in "abcde"]
     assert len(batches) == 5
     assert others[1].cancel()
@@ -59,9 +61,9 @@ def test_an_error_is_told_to_its_batch_and_the_next_goes_on() -> None:
 
     batches: Batches[int, int] = Batches("test", work, 1)
     found = [batches.submit(job) for job in (1, 0, 2)]
-    assert (found[0].result(10), found[2].result(10)) == (1, 2)
+    assert (found[0].result(PATIENCE), found[2].result(PATIENCE)) == (1, 2)
     with pytest.raises(ZeroDivisionError):
-        found[1].result(10)
+        found[1].result(PATIENCE)
     batches.close()
 
 

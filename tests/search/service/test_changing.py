@@ -10,8 +10,9 @@ import pytest
 from roadmap.search import Index
 from roadmap.search.service import application, running
 
+from ...waiting import PATIENCE
 from .conftest import World
-from .worlds import COLOURS, ColourEncoder, drawn, encoded, make_index
+from .worlds import COLOURS, ColourEncoder, drawn, encoded, make_index, patient
 
 MODEL = "c" * 64
 
@@ -82,8 +83,8 @@ def test_ids_that_cannot_be(world: World, ids: str) -> None:
 
 def test_an_index_that_is_served_for_searching_is_not_changed(tmp_path: object) -> None:
     make_index(tmp_path / "birds", tmp_path / "pictures").close()  # type: ignore[operator]
-    app = application(Index.open(tmp_path / "birds"), ColourEncoder())  # type: ignore[operator]
-    with running(app) as address, httpx.Client(base_url=f"{address}/api/indexes/birds/") as client:
+    app = application(Index.open(tmp_path / "birds"), ColourEncoder(), patient())  # type: ignore[operator]
+    with running(app) as address, httpx.Client(base_url=f"{address}/api/indexes/birds/", timeout=PATIENCE) as client:
         answers = [
             client.post("rows", json=rows("a")),
             client.delete("rows", params={"id": "red/0.png"}),

@@ -17,9 +17,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from roadmap.search.service import Limits, application, running
+from roadmap.search.service import application, running
 
-from .worlds import ColourEncoder, make_index
+from ...waiting import PATIENCE
+from .worlds import ColourEncoder, make_index, patient
 
 CHECKS = [
     not_a_server_error,
@@ -47,12 +48,12 @@ OPERATIONS = {
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, encoder = tmp_path_factory.mktemp("description"), ColourEncoder()
     index = make_index(folder / "birds", folder / "pictures", encoder)
-    with running(application({"birds": index}, encoder, Limits(rate=0))) as found:
+    with running(application({"birds": index}, encoder, patient(rate=0))) as found:
         yield found
 
 
 def test_everything_is_described(address: str) -> None:
-    described = httpx.get(f"{address}/api/openapi.json").json()
+    described = httpx.get(f"{address}/api/openapi.json", timeout=PATIENCE).json()
     found = {f"{method.upper()} {path}" for path, methods in described["paths"].items() for method in methods}
     assert found == OPERATIONS
 
@@ -77,6 +78,6 @@ def test_every_answer_is_as_described(address: str, label: str, mode: schemathes
     def check(case: schemathesis.Case, known: bool) -> None:
         if known and "index" in case.path_parameters:
             case.path_parameters["index"] = "birds"  # a name that is there, or nothing behind it would be asked
-        case.call_and_validate(checks=CHECKS)
+        case.call_and_validate(checks=CHECKS, timeout=PATIENCE)
 
     check()

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from roadmap.embeddings import Embeddings
-from roadmap.search.service import Limits, application, running
+from roadmap.search.service import application, running
 
-from .worlds import COLOURS, ColourEncoder, drawn, make_index
+from ...waiting import PATIENCE
+from .worlds import COLOURS, ColourEncoder, drawn, make_index, patient
 
 OUTSIDE = ["../secret.png", "red/../../secret.png", "link.png", "linked/secret.png", "/etc/hostname", "ring.png"]
 
@@ -44,8 +45,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> object:
     vectors = encoder.embed([secret]).vectors.repeat(len(names), 1)
     about = dict(index.manifest.about)
     index.add(Embeddings(vectors, torch.zeros(len(names), dtype=torch.int64), tuple(names), ("",), about))
-    app = application({"birds": index}, encoder, Limits(rate=0))
-    with running(app) as address, httpx.Client(base_url=address) as made:
+    app = application({"birds": index}, encoder, patient(rate=0))
+    with running(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as made:
         yield made
 
 

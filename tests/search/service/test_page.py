@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from roadmap.search.service import Limits, application, running
+from roadmap.search.service import application, running
 
-from ...waiting import until
-from .worlds import COLOURS, ColourEncoder, drawn, encoded, halves, make_index
+from ...waiting import PATIENCE, until
+from .worlds import COLOURS, ColourEncoder, drawn, encoded, halves, make_index, patient
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -31,6 +31,7 @@ DROP = """([content, type]) => {
 }"""
 SQUARE = """() => [...document.querySelectorAll(".frame")].every(
     (frame) => Math.abs(frame.clientHeight - frame.clientWidth) <= 1 && frame.querySelector("img").naturalWidth > 0)"""
+SHOWN = "() => document.getElementById('picture').decode().catch(() => {})"
 COPY = """async (content) => {
     const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
     await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
@@ -58,9 +59,11 @@ class Screen:
         """Wait until the answer is there."""
         until(self.page, "!document.getElementById('status').textContent.includes('…')")
 
-    def upload(self, path: Path) -> None:
-        self.page.set_input_files("#file", path)
+    def upload(self, path: Path, field: str = "#file") -> None:
+        """Until the answer is there and the picture is shown, for which the answer does not wait."""
+        self.page.set_input_files(field, path)
         self.settle()
+        self.page.evaluate(SHOWN)
 
     def found(self, index: str = "birds") -> list[str]:
         return list(self.page.locator(f"[data-index={index}] .card .id").all_inner_texts())
@@ -93,7 +96,7 @@ def address(files: Path) -> Iterator[str]:
     other = make_index(files / "other", files / "others", encoder)
     other.remove([f"red/{i}.png" for i in range(5)])
     drawn(COLOURS["green"], 3, (40, 120)).save(files / "others/green/7.png")  # shown as it is now: upright
-    limits = Limits(rate=0, upload=250_000)
+    limits = patient(rate=0, upload=250_000)
     with running(application({"birds": birds, "other": other}, encoder, limits)) as found:
         yield found
 
@@ -103,14 +106,14 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         # the sandbox needs rights that containers and root do not have
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1e3 * PATIENCE)
         yield opened
         opened.close()
 
 
 def opened(browser: Any, address: str, shots: Path, **context: Any) -> Screen:
     made = browser.new_context(viewport={"width": 1200, "height": 800}, **context)
-    made.set_default_timeout(60_000)
+    made.set_default_timeout(1e3 * PATIENCE)
     kept = os.environ.get("ROADMAP_SCREENSHOTS")
     folder = Path(kept) if kept else shots
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,6 +131,7 @@ def screen(browser: Any, address: str, tmp_path: Path) -> Iterator[Screen]:
 
 def drag(screen: Screen, start: float, stop: float) -> None:
     """A box from one share of the width to another, almost the whole height."""
+    screen.page.evaluate(SHOWN)
     frame = screen.page.locator("#stage").bounding_box()
     mouse, y = screen.page.mouse, frame["y"]
     mouse.move(frame["x"] + start * frame["width"], y + 0.05 * frame["height"])
@@ -234,8 +238,7 @@ def test_filter_compare_and_why(screen: Screen, files: Path) -> None:
     screen.page.wait_for_selector("[data-index=other] .card")
     assert len(screen.found("other")) == 9
     assert screen.page.locator("#second option").all_inner_texts() == ["nothing", "other"]
-    screen.page.wait_for_load_state("networkidle")
-    assert screen.page.evaluate(SQUARE)
+    until(screen.page, SQUARE)
     screen.page.click("#why summary")
     screen.page.fill("#expect", "red/1.png")
     screen.page.keyboard.press("Enter")
@@ -281,8 +284,10 @@ def test_errors_are_words(browser: Any, address: str, files: Path, tmp_path: Pat
 def test_a_key_is_asked_for(browser: Any, files: Path, tmp_path: Path) -> None:
     encoder = ColourEncoder()
     index = make_index(tmp_path / "birds", tmp_path / "pictures", encoder)
-    with running(application({"birds": index}, encoder, key="geheim")) as address:
-        page = browser.new_context().new_page()
+    with running(application({"birds": index}, encoder, patient(), key="geheim")) as address:
+        context = browser.new_context()
+        context.set_default_timeout(1e3 * PATIENCE)
+        page = context.new_page()
         page.goto(address)
         for key in ("wrong", "geheim"):
             page.wait_for_selector("#keydialog[open]")
@@ -290,7 +295,7 @@ def test_a_key_is_asked_for(browser: Any, files: Path, tmp_path: Path) -> None:
             page.keyboard.press("Enter")
         page.wait_for_selector(".card img[src^=blob]")
         until(page, "document.querySelector('.card img').naturalWidth > 0")
-        page.context.close()
+        context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -298,8 +303,7 @@ def test_on_a_phone(browser: Any, address: str, files: Path, tmp_path: Path, sch
     screen = opened(browser, address, tmp_path, color_scheme=scheme, has_touch=True, is_mobile=True)
     screen.page.set_viewport_size({"width": 390, "height": 844})
     assert screen.page.locator("#photograph").is_visible()
-    screen.page.set_input_files("#camera", files / "halves.png")
-    screen.settle()
+    screen.upload(files / "halves.png", "#camera")
     frame = screen.page.locator("#stage").bounding_box()
     finger = screen.page.context.new_cdp_session(screen.page)
     for kind, share in (("touchStart", 0.55), ("touchMove", 0.7), ("touchMove", 0.95), ("touchEnd", None)):

@@ -18,8 +18,9 @@ from PIL import Image
 from roadmap.search import Index
 from roadmap.search.service import application, running
 
+from ...waiting import PATIENCE, wait_until
 from .conftest import World
-from .worlds import COLOURS, EACH, ColourEncoder, drawn, encoded, halves, make_index
+from .worlds import COLOURS, EACH, ColourEncoder, drawn, encoded, halves, make_index, patient
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
@@ -149,7 +150,7 @@ def test_queries_that_are_searched_together_keep_their_own_filter_and_page(world
     def slow(vectors: Any, *more: Any) -> Any:
         if not entered.is_set():
             entered.set()
-            assert release.wait(20)
+            assert release.wait(PATIENCE)
         sizes.append(len(vectors))
         return plain(vectors, *more)
 
@@ -158,7 +159,7 @@ def test_queries_that_are_searched_together_keep_their_own_filter_and_page(world
     try:
         with ThreadPoolExecutor(10) as pool:
             first = pool.submit(world.post, "search", {"queries": [{"id": "red/0.png"}]})
-            assert entered.wait(20)
+            assert entered.wait(PATIENCE)
             others = [
                 pool.submit(
                     world.post,
@@ -167,8 +168,7 @@ def test_queries_that_are_searched_together_keep_their_own_filter_and_page(world
                 )
                 for name, k, offset in asked
             ]
-            while len(world.service._searching) < len(asked):
-                pass
+            wait_until(lambda: len(world.service._searching) == len(asked))
             release.set()
             found = [ids(other.result().json()["answers"][0]) for other in others]
             assert first.result().status_code == 200
@@ -194,7 +194,7 @@ def test_concurrent_queries_are_embedded_together_and_answered_each(world: World
     def slow(pictures: Any) -> Any:
         if not entered.is_set():
             entered.set()
-            assert release.wait(20)
+            assert release.wait(PATIENCE)
         return plain(pictures)
 
     world.encoder.embed, world.encoder.batches = slow, []  # type: ignore[method-assign]
@@ -202,10 +202,9 @@ def test_concurrent_queries_are_embedded_together_and_answered_each(world: World
         with ThreadPoolExecutor(14) as pool:
             names = list(COLOURS) * 4
             first = pool.submit(world.upload, encoded(halves()))
-            assert entered.wait(20)
+            assert entered.wait(PATIENCE)
             others = [pool.submit(world.upload, encoded(drawn(COLOURS[name], i)), k=1) for i, name in enumerate(names)]
-            while "roadmap_queries_waiting 13.0" not in world.client.get("/metrics").text:
-                pass
+            wait_until(lambda: "roadmap_queries_waiting 13.0" in world.client.get("/metrics").text)
             release.set()
             found = [ids(other.result().json()["answers"][0])[0].split("/")[0] for other in others]
             assert first.result().status_code == 200
@@ -219,9 +218,9 @@ def test_concurrent_queries_are_embedded_together_and_answered_each(world: World
 def test_what_another_process_adds_and_removes_is_taken_up(tmp_path: Path) -> None:
     encoder = ColourEncoder()
     writer = make_index(tmp_path / "birds", tmp_path / "pictures", encoder)
-    app = application(Index.open(tmp_path / "birds"), encoder)
+    app = application(Index.open(tmp_path / "birds"), encoder, patient())
     image = drawn((200, 200, 10), 1)
-    with running(app) as address, httpx.Client(base_url=f"{address}/api/indexes/birds/") as client:
+    with running(app) as address, httpx.Client(base_url=f"{address}/api/indexes/birds/", timeout=PATIENCE) as client:
         served = app.state.service.named("birds")
         vectors = encoder.embed([image])
         writer.add(dataclasses.replace(vectors, ids=("new.png",), class_names=("",)))

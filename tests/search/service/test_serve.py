@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ from roadmap.search import Index
 from roadmap.search.service import running, serve
 from roadmap.search.service.server import allowed_hosts, opened_application
 
-from .worlds import COLOURS, drawn, encoded
+from ...waiting import PATIENCE, wait_until
+from .worlds import COLOURS, connected, drawn, encoded, patient, rest_of
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +46,26 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "birds.index"
 
 
+SEARCH = "/api/indexes/birds/search/pictures"
+
+
+def address_of(client: httpx.Client) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def refuses(address: str) -> bool:
+    try:
+        connected(address).close()
+    except ConnectionError:
+        return True
+    return False
+
+
 @contextmanager
-def process(*arguments: object, wait: bool = True) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """The command, running; its address, and what it has said so far."""
+def process(*arguments: object, wait: bool = True) -> Iterator[tuple[subprocess.Popen[str], httpx.Client, list[str]]]:
+    """The command, running; a client of it, and what it has said so far."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "roadmap", "serve", *map(str, arguments)]
+    command = [sys.executable, "-m", "roadmap", "serve", *map(str, arguments), "--seconds", str(PATIENCE)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as running:
@@ -61,47 +78,42 @@ def process(*arguments: object, wait: bool = True) -> Iterator[tuple[subprocess.
                     break
             address = next((line.split()[1] for line in said if line.startswith("page")), "")
             assert address, "\n".join(said)
-            while wait:
-                try:
-                    httpx.get(f"{address}/ready")
-                    break
-                except httpx.TransportError:
-                    assert running.poll() is None
-            yield running, address, said
+            with httpx.Client(base_url=address, timeout=PATIENCE) as client:
+                while wait:
+                    try:
+                        client.get("/ready")
+                        break
+                    except httpx.TransportError:
+                        assert running.poll() is None
+                        time.sleep(0.01)
+                yield running, client, said
         finally:
             running.kill()
 
 
 def test_it_serves_and_finishes_what_runs_when_it_is_told_to_stop(birds: Path) -> None:
     picture = encoded(drawn(COLOURS["red"], 1))
-    with process(birds, "--model", "small_cnn", "--port", 0, "--device", "cpu", "--write") as (running, address, said):
+    with process(birds, "--model", "small_cnn", "--port", 0, "--device", "cpu", "--write") as (running, client, said):
         assert said[0] == "index      birds: 9 rows, searched by pictures, rows, vectors and metadata"
-        found = httpx.post(f"{address}/api/indexes/birds/search/pictures", files={"pictures": picture}).json()
+        found = client.post(SEARCH, files={"pictures": picture}).json()
         assert found["answers"][0]["results"][0]["id"] == "red1.png"
         assert found["answers"][0]["results"][0]["score"] == pytest.approx(1, abs=1e-5)
-        assert "<title>" in httpx.get(address).text
+        assert "<title>" in client.get("/").text
         # a request that is half sent when the signal comes is answered all the same
-        request = httpx.Request("POST", f"{address}/api/indexes/birds/search/pictures", files={"pictures": picture})
-        body, (host, port) = request.read(), address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), 30) as connection:
-            head = f"POST /api/indexes/birds/search/pictures HTTP/1.1\r\nHost: {host}:{port}\r\n"
-            head += f"Content-Type: {request.headers['content-type']}\r\nContent-Length: {len(body)}\r\n\r\n"
-            connection.sendall(head.encode() + body[:100])
-            while "roadmap_requests" not in httpx.get(f"{address}/metrics").text:
-                pass
+        request = client.build_request("POST", SEARCH, files={"pictures": picture})
+        body = request.read()
+        with connected(address_of(client)) as connection:
+            names = ("host", "content-type", "content-length")
+            head = "".join(f"{name}: {request.headers[name]}\r\n" for name in names)
+            connection.sendall(f"POST {SEARCH} HTTP/1.1\r\n{head}\r\n".encode() + body[:100])
+            wait_until(lambda: "roadmap_requests" in client.get("/metrics").text)
             running.send_signal(signal.SIGTERM)
-            while True:  # it listens no more
-                try:
-                    socket.create_connection((host, int(port)), 1).close()
-                except OSError:
-                    break
+            wait_until(lambda: refuses(address_of(client)))  # it listens no more
             connection.sendall(body[100:])
-            answer = b""
-            while part := connection.recv(65_536):
-                answer += part
+            answer = rest_of(connection)
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"red1.png" in answer
-        assert running.wait(30) == 0
+        assert running.wait(PATIENCE) == 0
         assert running.stdout is not None
         assert running.stdout.read().splitlines() == ["stopped"]
     with Index.open(birds, write=True) as free:  # the lock is given back
@@ -109,10 +121,10 @@ def test_it_serves_and_finishes_what_runs_when_it_is_told_to_stop(birds: Path) -
 
 
 def test_ctrl_c_stops_it_without_a_traceback(birds: Path) -> None:
-    with process(birds, "--model", "small_cnn", "--port", 0, "--device", "cpu", "--key", "k") as (running, address, _):
-        assert httpx.get(f"{address}/api/indexes").status_code == 401
+    with process(birds, "--model", "small_cnn", "--port", 0, "--device", "cpu", "--key", "k") as (running, client, _):
+        assert client.get("/api/indexes").status_code == 401
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 0
+        assert running.wait(PATIENCE) == 0
         assert running.stdout is not None
         assert running.stdout.read().splitlines() == ["stopped"]
 
@@ -123,7 +135,7 @@ def test_it_stops_when_it_is_told_to_before_it_listens(birds: Path, number: int)
     arguments = (birds, "--model", "small_cnn", "--port", 0, "--device", "cpu")
     with process(*arguments, wait=False) as (running, _, _):
         running.send_signal(number)
-        assert running.wait(30) == 0
+        assert running.wait(PATIENCE) == 0
         assert running.stdout is not None
         assert running.stdout.read().splitlines() == ["stopped"]
 
@@ -168,10 +180,10 @@ def test_an_exported_model_serves_in_its_place(birds: Path, tmp_path: Path) -> N
     pytest.importorskip("onnxruntime")
     files = sorted(birds.parent.glob("*.png"))
     export(Encoder.open("small_cnn", device="cpu"), tmp_path / "model.onnx", files)
-    app = opened_application([birds], str(tmp_path / "model.onnx"), device="cpu")
-    with running(app) as address:
+    app = opened_application([birds], str(tmp_path / "model.onnx"), device="cpu", limits=patient())
+    with running(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
         for file in files[::4]:
-            answer = httpx.post(f"{address}/api/indexes/birds/search/pictures", files={"pictures": file.read_bytes()})
+            answer = client.post(SEARCH, files={"pictures": file.read_bytes()})
             first = answer.json()["answers"][0]["results"][0]
             assert (first["id"], first["score"]) == (file.name, pytest.approx(1, abs=1e-4))
 

@@ -14,6 +14,9 @@ from PIL import Image
 
 from roadmap.embeddings import Embeddings
 from roadmap.search import Index
+from roadmap.search.service import Limits
+
+from ...waiting import PATIENCE
 
 ABOUT = {"model": "c" * 64, "name": "colours", "crop": {"image": 8}, "precision": "32"}
 COLOURS = {"red": (230, 30, 30), "green": (30, 200, 40), "blue": (30, 60, 220)}
@@ -78,12 +81,26 @@ def make_index(folder: Path, pictures: Path, encoder: ColourEncoder | None = Non
     return index
 
 
-def conversation(address: str, sent: bytes, timeout: float = 20.0) -> bytes:
-    """Bytes to a real socket, and everything that comes back until the other side closes; it must."""
+def patient(**limits: Any) -> Limits:
+    """Limits, in which no answer is too late."""
+    return Limits(**{"seconds": PATIENCE, **limits})
+
+
+def connected(address: str) -> socket.socket:
     host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout) as connection:
+    return socket.create_connection((host, int(port)), PATIENCE)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Everything that comes until the other side closes; it must."""
+    found = b""
+    while part := connection.recv(65_536):
+        found += part
+    return found
+
+
+def conversation(address: str, sent: bytes) -> bytes:
+    """Bytes to a real socket, and everything that comes back."""
+    with connected(address) as connection:
         connection.sendall(sent)
-        found = b""
-        while part := connection.recv(65_536):
-            found += part
-        return found
+        return rest_of(connection)
