@@ -165,11 +165,8 @@ def test_what_the_paper_leaves_open_stands_against_roadmap() -> None:
     table = experiment("ablation_head")
     rows = {row.name: row for row in table.rows}
     runs = []
-    every = {
-        "roadmap": (20.0, 20.4, 20.1),
-        "ROADMAP, Eq. (7) as printed": (17.0, 17.5, 17.0),
-        "calibration alone": (19.0,),
-    }
+    printed = "ROADMAP, Eq. (7) as printed"
+    every = {"roadmap": (20.0, 20.4, 20.1), printed: (17.0, 17.5, 17.0), "calibration alone": (19.0,)}
     for name, percents in every.items():
         for seed, percent in enumerate(percents):
             one = outcome(rows[name], seed, percent)
@@ -179,9 +176,5 @@ def test_what_the_paper_leaves_open_stands_against_roadmap() -> None:
     (row,) = sheet.rows  # of calibration alone there is one seed
     told = [cell.text for cell in row]
     assert told[:4] == [printed, "cub", "resnet50_head", "-3.00"]
-    assert told[-3:] == [
-        "3",
-        f"{ttest_rel(every[printed], every['roadmap']).pvalue:.2g}",
-        "worse",
-    ]
+    assert told[-3:] == ["3", f"{ttest_rel(every[printed], every['roadmap']).pvalue:.2g}", "worse"]
     assert choices_sheet([table], runs[:3]) is None
