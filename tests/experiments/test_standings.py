@@ -132,6 +132,30 @@ def test_the_last_epoch_is_compared_where_it_was_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("select.every", 5, "a and b have the best epoch on the test set, but looked for more often in one"),
+        ("select.metric", "R@1", r"but by another metric \(select.metric=mAP@R and select.metric=R@1\)"),
+    ],
+)
+def test_epochs_that_were_not_looked_for_alike_are_refused(
+    tmp_path: Path, setting: str, value: object, said: str
+) -> None:
+    def runs(by: str) -> list[Outcome]:
+        one, two = (
+            outcome_of(finished(tmp_path / by / name, noise, by=by, last=noise + 0.1, name=name))
+            for name, noise in (("a", 0.5), ("b", 0.6))
+        )
+        return [one, dataclasses.replace(two, settings={**two.settings, setting: value})]
+
+    chosen = runs("test")
+    with pytest.raises(ValueError, match=said):
+        compare(chosen)
+    assert compare(chosen, epoch="last").selection == "the last epoch"
+    assert compare(runs("last")).selection == "the last epoch"  # which nobody chose
+
+
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"each": 6}, "were tested on other pictures, or by another protocol"),
