@@ -6,7 +6,7 @@
 #              is not its own positive, a memory
 #   resnet50   ROADMAP and SmoothAP of Table 5, SupAP and the gap of Table 10, one seed, as the paper has them
 #   tables     the other rows of the paper for CUB and ResNet-50
-#   head       tables with a projection after a frozen ResNet-50 in place of the network, five seeds, seconds a run; not
+#   head       tables and the ablation with a projection after a frozen ResNet-50 in place of the network, five seeds, seconds a run; not
 #              among the parts that run when none is named
 # Each run is stored when it ends; one that the time cuts short is saved, and the same command goes on with it. What
 # RESULTS holds is not run again, whether its run folder is there or not. A part shares one process and the compiler's
@@ -57,8 +57,8 @@ for part; do
             # one seed of everything before the next; in float32, as on a CPU
             for many in $(seq "${SEEDS:-5}"); do
                 SEEDS=$many reproduce 5 table5 table6 table3 fig5 table10 fig4a fig4b fig4c fig13a fig13b table8 \
-                    table2_cub table1 --dataset cub --backbone resnet50_head --set model.stride_first=true \
-                    --set "${v1[0]}" --set 'hardware.precision="32"'
+                    table2_cub table1 ablation_head --dataset cub --backbone resnet50_head \
+                    --set model.stride_first=true --set "${v1[0]}" --set 'hardware.precision="32"'
             done
             ;;
         *)

@@ -12,7 +12,16 @@ import pytest
 from scipy.stats import ttest_rel
 
 from roadmap.experiments.definitions import Row, experiment
-from roadmap.experiments.orders import HOLDS, NOT_SHOWN, REVERSED, claims, claims_sheet, growth
+from roadmap.experiments.orders import (
+    HOLDS,
+    NOT_SHOWN,
+    REVERSED,
+    choices_sheet,
+    claims,
+    claims_in_short,
+    claims_sheet,
+    growth,
+)
 from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -136,3 +145,36 @@ def test_one_seed_twice_and_epochs_chosen_otherwise_are_refused() -> None:
     last = dataclasses.replace(runs[0], by="last", settings={"seed": 9})
     with pytest.raises(ValueError, match="are of one row, and their epochs were chosen by test and by last"):
         claims([HEAD], [*runs, last], CHOSEN)
+
+
+def test_claims_in_short_have_a_row_for_each_setting() -> None:
+    values = {"smoothap": [20.0, 20.4, 20.1, 9.0], "supap": [21.0, 21.5, 21.0], "roadmap": [20.9, 21.6, 21.2]}
+    found = claims([HEAD], outcomes(values), CHOSEN)
+    (row,) = claims_in_short(found).rows
+    assert [cell.text for cell in row[:4]] == ["cub", "resnet50_head in place of resnet50", "128", "3"]
+    for cell, one in zip(row[4:], found, strict=True):
+        assert cell.bold == (one.verdict != NOT_SHOWN)
+        assert cell.text.startswith(f"{one.test.difference:+.2f} ({one.test.low:+.2f} to {one.test.high:+.2f}), p ")
+        assert cell.text.endswith(f": {one.verdict}")
+    # without one of the losses
+    (row,) = claims_in_short(claims([HEAD], outcomes({k: values[k] for k in ("supap", "roadmap")}), CHOSEN)).rows
+    assert [cell.text for cell in (row[4], row[6])] == ["-", "-"]
+
+
+def test_what_the_paper_leaves_open_stands_against_roadmap() -> None:
+    table = experiment("ablation_head")
+    rows = {row.name: row for row in table.rows}
+    runs = []
+    printed = "ROADMAP, Eq. (7) as printed"
+    every = {"roadmap": (20.0, 20.4, 20.1), printed: (17.0, 17.5, 17.0), "calibration alone": (19.0,)}
+    for name, percents in every.items():
+        for seed, percent in enumerate(percents):
+            one = outcome(rows[name], seed, percent)
+            runs.append(dataclasses.replace(one, tests={"cub": {**one.tests["cub"], LAST: one.tests["cub"][CHOSEN]}}))
+    sheet = choices_sheet([table], runs)
+    assert sheet is not None
+    (row,) = sheet.rows  # of calibration alone there is one seed
+    told = [cell.text for cell in row]
+    assert told[:4] == [printed, "cub", "resnet50_head", "-3.00"]
+    assert told[-3:] == ["3", f"{ttest_rel(every[printed], every['roadmap']).pvalue:.2g}", "worse"]
+    assert choices_sheet([table], runs[:3]) is None

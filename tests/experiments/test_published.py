@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scipy.stats import t
 
 from roadmap.experiments.published import Number, lines_of, numbers
 
@@ -54,7 +55,7 @@ def follows(dataset: str, batch: int) -> bool:
 def test_where_fig_5_follows_from_the_tables() -> None:
     every = [(dataset, batch) for dataset in ("cub", "sop", "inaturalist") for batch in (32, 64, 128, 224, 384)]
     assert [place for place in every if follows(*place)] == [("cub", 64), ("sop", 64), ("sop", 384)]
-    assert "Of the 15 bars only CUB at 64 and SOP at 64 and 384 can follow" in PAGE
+    assert "Of the 15 bars of Fig. 5 only CUB at 64 and SOP at 64 and 384 can follow" in PAGE
 
 
 def test_fig_4_shows_supap_at_another_rho() -> None:
@@ -89,6 +90,73 @@ def test_table_4_has_softbin_at_batch_64() -> None:
 def test_table_3_has_eight_tenths_where_the_text_has_nine() -> None:
     smoothap, supap = (float(value("3", row, "cub", "R@1")) for row in ("smoothap", "supap"))
     assert supap - smoothap == pytest.approx(0.8)
+
+
+def test_smoothap_on_inaturalist_has_two_values() -> None:
+    assert [value(table, "smoothap", "inaturalist", "R@1") for table in "13"] == ["59.8", "59.7"]
+
+
+def test_xbm_takes_two_days_not_three() -> None:
+    assert round(float(value("2", "XBM", "inaturalist", "minutes per epoch")) * 90 / 60) == 51
+
+
+def test_table_4_has_a_recall_below_that_of_smoothap() -> None:
+    found = [value("4", row, "sop", "R@100", backbone="resnet50") for row in ("roadmap", "smoothap")]
+    assert found == ["96.3", "96.6"]
+
+
+def test_fig_4a_is_half_as_high_at_the_end_of_its_stable_range() -> None:
+    last, printed_supap = (float(value("fig4a", f"roadmap lam={lam}", "inaturalist")) for lam in (0.8, 0.0))
+    supap = float(value("6", "supap", "inaturalist", batch_size=224))
+    assert (round(last - printed_supap, 1), round(last - supap, 1)) == (0.8, 0.6)
+
+
+def test_fig_4b_begins_below_smoothap() -> None:
+    least = [float(value("fig4b", f"supap rho={rho}", "inaturalist")) for rho in (0.03, 0.1)]
+    assert least == [26.00, 26.02]
+    assert max(least) < float(value("6", "smoothap", "inaturalist", batch_size=224)) == 26.08
+
+
+def test_table_5_has_less_on_inaturalist_than_the_text() -> None:
+    for metric, gain in (("mAP@R", 2.7), ("R@1", 3.7)):
+        every = {n.row: float(n.value) for n in numbers() if (n.table, n.dataset, n.backbone, n.metric)
+                 == ("5", "inaturalist", "resnet50", metric)}  # fmt: skip
+        ours = every.pop("roadmap")
+        assert max(every, key=lambda row: every[row]) == "smoothap"
+        assert round(ours - every["smoothap"], 1) == gain
+
+
+def test_supap_gains_less_than_the_text_says() -> None:
+    printed_there = {
+        (n.dataset, n.backbone, n.batch_size, n.metric, n.row): float(n.value) for n in numbers() if n.table in "67"
+    }
+    gains = {key[:4]: printed_there[(*key[:4], "supap")] - x for key, x in printed_there.items() if "smoothap" in key}
+    assert round(gains.pop(least := min(gains, key=lambda key: gains[key])), 2) == 0.09
+    assert least == ("cub", "deit", 224, "R@1")
+    on_inaturalist = {key: gain for key, gain in gains.items() if key[0] == "inaturalist"}
+    assert min(on_inaturalist, key=lambda key: gains[key]) == ("inaturalist", "resnet50", 224, "mAP@R")
+    assert round(min(on_inaturalist.values()), 2) == 0.24
+
+
+def test_fig_13b_is_best_at_a_thousand() -> None:
+    every = {n.row: n.value for n in numbers() if n.table == "fig13b"}
+    assert max(every, key=lambda row: float(every[row])) == "supap rho=1000"
+    assert (every["supap rho=1000"], every["supap rho=10000"]) == ("55.84", "55.66")
+
+
+def test_what_the_p_values_of_table_5_ask_of_its_runs() -> None:
+    five = {(n.dataset, n.backbone, n.metric, n.row): n for n in numbers() if n.table == "5"}
+    asked = {}
+    for (*place, row), other in five.items():
+        if row == "roadmap":
+            continue
+        ours = five[(*place, "roadmap")]
+        a, b = float(ours.spread), float(other.spread)
+        most = (float(ours.value) - float(other.value)) * 5**0.5 / t.isf(0.0005, 4)  # spread of the differences
+        asked[(*place, row)] = (a**2 + b**2 - most**2) / (2 * a * b)
+    needed = {key: round(correlation, 2) for key, correlation in asked.items() if correlation > 0}
+    place = ("cub", "resnet50", "R@1")
+    assert needed == {(*place, "smoothap"): 0.65, (*place, "blackboxap"): 0.15}
 
 
 def test_how_many_runs_a_number_is_of() -> None:

@@ -104,8 +104,9 @@ def test_what_the_results_hold_can_be_left_out(place: Path, pictures: Path, tmp_
     # its gap is not among them: that needs the run
     other = dataclasses.replace(missing, results=tmp_path / "without")
     save_outcomes(other.results, "glyphs", [outcome_of(means(place, pictures).folder(table.rows[0], 0))])
-    assert other.done(table.rows[0], 0, gap=False)
-    assert not other.done(table.rows[0], 0, gap=True)
+    assert [one.left for one in prospects(table, 1, other)] == [()]
+    with_gaps = dataclasses.replace(table, derived="gap")
+    assert [one.left for one in prospects(with_gaps, 1, other)] == [(0,)]
 
 
 def test_the_gap_of_runs_is_measured_and_kept(place: Path, pictures: Path) -> None:

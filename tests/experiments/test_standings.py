@@ -132,6 +132,30 @@ def test_the_last_epoch_is_compared_where_it_was_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("select.every", 5, "a and b have the best epoch on the test set, but looked for more often in one"),
+        ("select.metric", "R@1", r"but by another metric \(select.metric=mAP@R and select.metric=R@1\)"),
+    ],
+)
+def test_epochs_that_were_not_looked_for_alike_are_refused(
+    tmp_path: Path, setting: str, value: object, said: str
+) -> None:
+    def runs(by: str) -> list[Outcome]:
+        one, two = (
+            outcome_of(finished(tmp_path / by / name, noise, by=by, last=noise + 0.1, name=name))
+            for name, noise in (("a", 0.5), ("b", 0.6))
+        )
+        return [one, dataclasses.replace(two, settings={**two.settings, setting: value})]
+
+    chosen = runs("test")
+    with pytest.raises(ValueError, match=said):
+        compare(chosen)
+    assert compare(chosen, epoch="last").selection == "the last epoch"
+    assert compare(runs("last")).selection == "the last epoch"  # which nobody chose
+
+
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"each": 6}, "were tested on other pictures, or by another protocol"),
@@ -325,3 +349,20 @@ def test_a_sheet_keeps_what_means_something_elsewhere() -> None:
     assert "<td>x|y &amp; &lt;z&gt;</td><td><b>1 ± 2</b></td>" in sheet.html()
     assert not re.search(r"https?://|src=", sheet.html())
     assert sheet.csv().splitlines() == ["a_b,%", "x|y & <z>,1 ± 2*"]
+
+
+def test_a_last_epoch_that_was_the_chosen_one_is_kept_once(tmp_path: Path) -> None:
+    first = outcome_of(finished(tmp_path / "a", 0.5, by="test", last=1.5))
+    best, last = (first.test("cub", epoch) for epoch in ("chosen", "last"))
+    same = dataclasses.replace(best, epoch=last.epoch)  # the last epoch was the best
+    apart = dataclasses.replace(last, epoch=best.epoch)  # other values, whatever the epochs are called
+    cases = {"same": (same, same), "apart": (best, apart), "other": (best, last)}
+    for name, (chosen, after) in cases.items():
+        run = dataclasses.replace(first, tests={"cub": {"chosen": chosen, "last": after}})
+        save_outcomes(tmp_path, name, [run])
+        (again,) = load_outcomes(tmp_path / f"{name}.jsonl")
+        for epoch, wanted in (("chosen", chosen), ("last", after)):
+            for metric, values in wanted.per_query.items():
+                assert again.test("cub", epoch).per_query[metric] == pytest.approx(values, abs=1e-6)
+    with np.load(tmp_path / "same.npz") as once, np.load(tmp_path / "other.npz") as twice:
+        assert (len(once.files), len(twice.files)) == (3, 5)  # labels, and R@1 and mAP@R of each epoch

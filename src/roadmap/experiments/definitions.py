@@ -189,9 +189,9 @@ def _standing_in(row: Row, dataset: str, backbone: str) -> Row:
     """The same loss on other pictures, or with another network; which ones are said wherever the row is shown."""
     said = [f"{new} in place of {old}" for new, old in ((dataset, row.dataset),) if new != old]
     if dataset == DRAWN != row.dataset:
-        said += [f"its small network in place of {row.backbone}"]
+        said += [f"its small network in place of {row.backbone.split()[0]}"]
     elif backbone != row.backbone.split()[0]:
-        said += [f"{backbone} in place of {row.backbone}"]
+        said += [f"{backbone} in place of {row.backbone.split()[0]}"]
     if not said or row.why_not:
         return row
     rest = [text for text in row.overrides[1:] if dataset != DRAWN or not text.startswith("model.")]

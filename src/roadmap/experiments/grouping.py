@@ -19,6 +19,7 @@ CHOICES = {
     "held_out": "the best epoch on held-out classes",
     "test": "the best epoch on the test set",
 }
+LOOKS = {"select.metric": "by another metric", "select.every": "looked for more often in one"}
 Groups = Mapping[str, Mapping[int, Outcome]]
 
 
@@ -57,15 +58,29 @@ def check_comparable(outcomes: Sequence[Outcome], test: str, epoch: str) -> None
                     f"{first.name} and {other.name} have {metric} of other queries of {test}: their means are not of "
                     "the same things"
                 )
-        if epoch == CHOSEN and first.by != other.by:
-            raise ValueError(
-                f"{first.name} has {CHOICES[first.by]}, {other.name} {CHOICES[other.by]}: one choice flatters more "
-                "than the other. Compare runs with the same select, or their last epochs: epoch=last"
-            )
+        if epoch == CHOSEN:
+            _check_choice(first, other)
         if first.training != other.training:
             raise ValueError(
                 f"{first.name} and {other.name} were trained on other pictures ({first.settings['data.name']} and "
                 f"{other.settings['data.name']}, as they were divided): no loss can be judged by that"
+            )
+
+
+def _check_choice(first: Outcome, other: Outcome) -> None:
+    """Refuses epochs that were not chosen alike."""
+    if first.by != other.by:
+        raise ValueError(
+            f"{first.name} has {CHOICES[first.by]}, {other.name} {CHOICES[other.by]}: one choice flatters more "
+            "than the other. Compare runs with the same select, or their last epochs: epoch=last"
+        )
+    for name, words in LOOKS.items() if first.by != LAST else ():
+        one, two = (run.settings.get(name) for run in (first, other))
+        if one != two:
+            raise ValueError(
+                f"{first.name} and {other.name} have {CHOICES[first.by]}, but {words} ({name}={one} and {name}={two}): "
+                "one choice flatters more than the other. Compare runs with the same select, or their last epochs: "
+                "epoch=last"
             )
 
 

@@ -17,9 +17,20 @@ from roadmap.experiments.verdicts import INCREASE, groups_of, relative, value_of
 
 # The paper's claim is that the second is better than the first.
 CLAIMS = (("smoothap", "supap"), ("supap", "roadmap"), ("smoothap", "roadmap"))
+# What the paper leaves open, or prints otherwise than it was released: each against ROADMAP.
+CHOICES = tuple(
+    ("roadmap", name)
+    for name in (
+        "calibration alone",
+        "ROADMAP, Eq. (7) as printed",
+        "ROADMAP, the query not its own positive",
+        "ROADMAP with a memory",
+    )
+)
 METRIC, LEVEL = "mAP@R", 0.05
 EPOCHS = {CHOSEN: "best", LAST: "last"}
 HOLDS, NOT_SHOWN, REVERSED = "holds", "not shown", "reversed"
+Names = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,9 @@ class Claim:
         return HOLDS if self.test.difference > 0 else REVERSED
 
 
-def claims(experiments: Iterable[Experiment], outcomes: Iterable[Outcome], epoch: str) -> list[Claim]:
+def claims(
+    experiments: Iterable[Experiment], outcomes: Iterable[Outcome], epoch: str, pairs: Names = CLAIMS
+) -> list[Claim]:
     """Those of `CLAIMS` that at least two seeds can speak of, in every setting of some tables; by batch size where
     tables have the same pictures and network. They are the paper's, not chosen by what was measured.
 
@@ -56,10 +69,11 @@ def claims(experiments: Iterable[Experiment], outcomes: Iterable[Outcome], epoch
         experiments: tables with rows of these losses.
         outcomes: of any runs.
         epoch: "chosen" or "last".
+        pairs: other names of rows, of which the second is said to be better.
     """
     groups = groups_of(outcomes)
     found = []
-    for first, second in _pairs([of_table for one in experiments for of_table in one.rows]):
+    for first, second in _pairs([of_table for one in experiments for of_table in one.rows], pairs):
         for extra in [extra for key, extra in groups if key == first.key and (second.key, extra) in groups]:
             a, b = (_by_seed(groups[r.key, extra], METRIC, r, epoch) for r in (first, second))
             if len(shared := sorted(a.keys() & b.keys())) > 1:
@@ -69,13 +83,13 @@ def claims(experiments: Iterable[Experiment], outcomes: Iterable[Outcome], epoch
     return [Claim(*one, p) for one, p in zip(found, corrected, strict=True)]
 
 
-def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+def _pairs(rows: Sequence[Row], pairs: Names) -> list[tuple[Row, Row]]:
     by_place: dict[tuple[str, str, str], dict[int, dict[str, Row]]] = {}
     for one in rows:
         of_place = by_place.setdefault((one.dataset, one.backbone, one.stand_in), {})
         of_place.setdefault(one.batch_size or 0, {}).setdefault(one.name, one)
     settings = [names for sizes in by_place.values() for _, names in sorted(sizes.items())]
-    return [(names[a], names[b]) for names in settings for a, b in CLAIMS if a in names and b in names]
+    return [(names[a], names[b]) for names in settings for a, b in pairs if a in names and b in names]
 
 
 def _by_seed(runs: Iterable[Outcome], metric: str, one: Row, epoch: str) -> dict[int, float]:
@@ -93,21 +107,57 @@ def claims_sheet(experiments: Sequence[Experiment], outcomes: Sequence[Outcome])
     every = [one for of_epoch in found.values() for one in of_epoch]
     if not every:
         return None
-    differ = len({one.extra for one in every}) > 1
-    rows = [_claim_row(one, called, differ) for called, of_epoch in found.items() for one in of_epoch]
+    rows = [_claim_row(one, called, of_epoch) for called, of_epoch in found.items() for one in of_epoch]
     columns = ("pictures", "network", "batch", "claim", "epoch", "published", "measured", "95 %", "seeds", "p", "")
     return Sheet("", columns, tuple(rows), tuple(_notes(every, outcomes)))
 
 
-def _claim_row(one: Claim, called: str, differ: bool) -> tuple[Cell, ...]:
+def claims_in_short(found: Sequence[Claim]) -> Sheet:
+    """A row for each setting, a column for each of the paper's claims; what is shown, either way, is in bold."""
+    settings: dict[tuple[str, str, str], dict[tuple[str, str], Claim]] = {}
+    for one in found:
+        place = (one.second.dataset, _network(one, found), str(one.second.batch_size))
+        settings.setdefault(place, {})[one.first.name, one.second.name] = one
+    columns = ("pictures", "network", "batch", "seeds", *(f"{second} over {first}" for first, second in CLAIMS))
+    rows = []
+    for place, of_place in settings.items():
+        seeds = sorted({one.test.n for one in of_place.values()})
+        cells = [_in_short(of_place[names]) if names in of_place else Cell("-") for names in CLAIMS]
+        rows.append(row([*place, " or ".join(map(str, seeds)), *cells]))
+    return Sheet("", columns, tuple(rows))
+
+
+def _in_short(one: Claim) -> Cell:
+    interval = "" if math.isnan(one.test.low) else f" ({one.test.low:+.2f} to {one.test.high:+.2f}), p {_told(one.p)}"
+    return Cell(f"{one.test.difference:+.2f}{interval}: {one.verdict}", bold=one.verdict != NOT_SHOWN)
+
+
+def choices_sheet(experiments: Sequence[Experiment], outcomes: Sequence[Outcome]) -> Sheet | None:
+    """`CHOICES` beside ROADMAP, at the last epoch; None where nothing can be tested."""
+    found = claims(experiments, outcomes, LAST, CHOICES)
+    words = {HOLDS: "better", REVERSED: "worse", NOT_SHOWN: NOT_SHOWN}
+    rows = []
+    for one in found:
+        pictures, network, _, _, _, _, *measured, _ = _claim_row(one, "", found)
+        rows.append(row([one.second.name, pictures, network, *measured, words[one.verdict]]))
+    columns = ("in place of ROADMAP", "pictures", "network", "mAP@R", "95 %", "seeds", "p", "")
+    return Sheet("", columns, tuple(rows)) if found else None
+
+
+def _network(one: Claim, among: Sequence[Claim]) -> str:
+    network = one.second.stand_in or one.second.backbone
+    differ = len({other.extra for other in among if other.second.stand_in == one.second.stand_in}) > 1
+    return network + (f", with {' '.join(one.extra)}" if differ and one.extra else "")
+
+
+def _claim_row(one: Claim, called: str, among: Sequence[Claim]) -> tuple[Cell, ...]:
     second, test = one.second, one.test
-    network = second.stand_in or second.backbone
-    network += f", with {' '.join(one.extra)}" if differ and one.extra else ""
     points = "-" if math.isnan(one.published) else f"{one.published:+.2f}"
     interval = "-" if math.isnan(test.low) else f"{test.low:+.2f} to {test.high:+.2f}"
     compared = f"{second.name} over {one.first.name}"
     measured = [f"{test.difference:+.2f}", interval, str(test.n), _told(one.p)]
-    return row([second.dataset, network, str(second.batch_size), compared, called, points, *measured, one.verdict])
+    place = [second.dataset, _network(one, among), str(second.batch_size)]
+    return row([*place, compared, called, points, *measured, one.verdict])
 
 
 def _notes(every: Sequence[Claim], outcomes: Sequence[Outcome]) -> list[str]:

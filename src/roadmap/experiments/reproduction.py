@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,13 +76,15 @@ class Means:
         other = f",{hashlib.sha256(' '.join(self.told).encode()).hexdigest()[:6]}" if self.told else ""
         return self.out / re.sub(r"[^\w.,=-]", "_", f"{row.key},seed={seed}{other}")
 
-    def done(self, row: Row, seed: int, gap: bool) -> bool:
-        """Whether nothing is left to do for a run: its folder is whole, or the results hold all that is asked of it."""
+    def done(self, row: Row, seed: int, kept: Collection[str]) -> bool:
+        """Whether nothing is left to do for a run: its folder is whole, or its name is among those kept."""
         folder = self.folder(row, seed)
-        if _finished(folder) or not self.missing:
-            return _finished(folder)
-        kept = load_outcomes(self.results / f"{row.recipe}.jsonl")
-        return any(one.name == folder.name and ("DG_AP" in one.about or not gap) for one in kept)
+        return _finished(folder) or folder.name in kept
+
+    def kept(self, rows: Iterable[Row], gap: bool) -> set[str]:
+        """The runs that the results hold, with all that is asked of them; none where that does not spare them."""
+        files = {self.results / f"{row.recipe}.jsonl" for row in rows} if self.missing else ()
+        return {one.name for file in files for one in load_outcomes(file) if "DG_AP" in one.about or not gap}
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,9 @@ def _not_at_hand(dataset: str) -> str:
 
 def prospects(experiment: Experiment, seeds: int, means: Means) -> list[Prospect]:
     """For every row: what is left to do, or why it cannot be done. Nothing is written."""
-    found = []
+    found, kept = [], means.kept(experiment.rows, experiment.derived == "gap")
     for row in experiment.rows:
-        left = tuple(seed for seed in range(seeds) if not means.done(row, seed, experiment.derived == "gap"))
+        left = tuple(seed for seed in range(seeds) if not means.done(row, seed, kept))
         if row.why_not or not left:
             found.append(Prospect(row, left, why_not=row.why_not, seeds=seeds))
             continue

@@ -160,6 +160,8 @@ def save_outcomes(folder: Path, name: str, outcomes: Iterable[Outcome]) -> None:
                 tests.setdefault(test, {})[epoch] = told
                 arrays[f"labels {tested.pictures}"] = tested.labels
                 for metric, values in tested.per_query.items():
+                    if epoch == LAST and _same(epochs.get(CHOSEN), tested, metric):
+                        continue  # kept once
                     kept = np.float32 if metric != "R@1" else np.float16  # 0, 1 and NaN
                     arrays[f"{outcome.name} {test} {epoch} {metric}"] = values.astype(kept)
         about = dict(outcome.about)
@@ -170,6 +172,13 @@ def save_outcomes(folder: Path, name: str, outcomes: Iterable[Outcome]) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     with whole_file(folder / f"{name}.jsonl") as temporary:
         Path(temporary).write_text("".join(lines), encoding="utf-8")
+
+
+def _same(chosen: Measurement | None, last: Measurement, metric: str) -> bool:
+    """Whether the last epoch was the chosen one, with the same values."""
+    if chosen is None or chosen.epoch != last.epoch or metric not in chosen.per_query:
+        return False
+    return np.array_equal(chosen.per_query[metric], last.per_query[metric], equal_nan=True)
 
 
 def load_outcomes(path: Path) -> list[Outcome]:
@@ -207,11 +216,7 @@ def _outcome(line: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Outcom
             epoch: Measurement(
                 told["epoch"],
                 {name: np.nan if value is None else value for name, value in told["metrics"].items()},
-                {
-                    metric: arrays[where].astype(np.float64)
-                    for metric in PER_QUERY
-                    if (where := f"{line['name']} {test} {epoch} {metric}") in arrays
-                },
+                _per_query(f"{line['name']} {test}", epoch, epochs, arrays),
                 arrays.get(f"labels {told['pictures']}", np.zeros(0, np.int64)),
                 told["pictures"],
             )
@@ -219,6 +224,20 @@ def _outcome(line: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Outcom
         }
     named = {part: line.pop(part) for part in ("name", "settings", "by", "training")}
     return Outcome(**named, tests=tests, about=line)
+
+
+def _per_query(
+    of: str, epoch: str, epochs: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[np.float64]]:
+    """What was kept of the queries; of a last epoch that was the chosen one, once for both."""
+    once = epoch == LAST and CHOSEN in epochs and epochs[CHOSEN]["epoch"] == epochs[LAST]["epoch"]
+    found = {}
+    for metric in PER_QUERY:
+        for place in (epoch, CHOSEN) if once else (epoch,):
+            if (where := f"{of} {place} {metric}") in arrays:
+                found[metric] = arrays[where].astype(np.float64)
+                break
+    return found
 
 
 def all_outcomes(folder: Path) -> list[Outcome]:

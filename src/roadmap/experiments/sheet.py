@@ -16,11 +16,21 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 _LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {">": "$>$", "−": "$-$"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; line-height: 1.25; }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 14px; }
-th, td { padding: .3rem .45rem; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .3rem .4rem; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { border-bottom: 1px solid #8885; }
+th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
 ul { max-width: 60rem; }
+@page { size: A4 landscape; margin: 1cm; }
+@media print {
+  body { margin: 0; padding: 0; font-size: 11px; }
+  table { display: table; width: 100%; font-size: 9px; }
+  th, td { padding: .15rem .2rem; white-space: normal; }
+  thead { display: table-header-group; }
+  tr { break-inside: avoid; }
+}
 :root { color-scheme: light dark; }
 """
 

@@ -178,15 +178,31 @@ def sheet_of(experiment: Experiment, lines: Sequence[Line]) -> Sheet:
     """A table for a person; what every measured row has in common stands below it."""
     said = {line.why for line in lines if line.chosen or line.last}
     common = next(iter(said)) if len(said) == 1 else ""
-    columns = ("row", "pictures", "network", "batch", "metric", "published", "best epoch", "last epoch", "", "why")
-    rows = []
+    columns = ["row", "pictures", "network", "batch", "metric", "published", "best epoch", "last epoch", "", "why"]
+    rows: list[list[str | Cell]] = []
     for line in lines:
         one = line.row
         what = [one.name, one.dataset, one.backbone, str(one.batch_size or "-"), line.metric]
         values = [line.number.text if line.number else "-", _told(line.chosen), _told(line.last)]
         sentence = "" if line.why == common else line.why
-        rows.append(row([*what, *values, Cell(line.verdict, bold=line.verdict == DIFFERS), sentence]))
-    return Sheet(experiment.heading, columns, tuple(rows), (f"measured: {common}",) if common else ())
+        rows.append([*what, *values, Cell(line.verdict, bold=line.verdict == DIFFERS), sentence])
+    if not any(cells[-1] for cells in rows):
+        columns, rows = columns[:-1], [cells[:-1] for cells in rows]
+    notes = (f"measured: {common}",) if common else ()
+    return Sheet(experiment.heading, tuple(columns), tuple(map(row, rows)), notes)
+
+
+def not_run_sheet(lines: Sequence[Line]) -> Sheet:
+    """A line for each row of a table that was not run, with all its numbers."""
+    together: dict[object, list[Line]] = {}
+    for line in lines:
+        together.setdefault(line.row, []).append(line)
+    rows = []
+    for found in together.values():
+        one = found[0].row
+        values = ", ".join(f"{line.metric} {line.number.text}" for line in found if line.number) or "-"
+        rows.append(row([one.name, one.dataset, one.backbone, str(one.batch_size or "-"), values, found[0].why]))
+    return Sheet("", ("not run", "pictures", "network", "batch", "published", "why"), tuple(rows))
 
 
 def _told(measured: Estimate | None) -> str:
