@@ -13,7 +13,8 @@ is the same where the start is taken off on both sides, as it hardly counts for 
 times on a core, of all processes together (cpu_ms_per_picture), which says more where the machine is shared.
 "decode only, plain pool" (--plain-pool) decodes in a multiprocessing.Pool, whose processes are up when it begins.
 "write and sync" is what the disk takes of the pack's bytes, without decoding: where it is not well above "decode only",
-packing waits for the disk. Writes benchmarks/results/packing_<cores>_cores.csv.
+packing waits for the disk. --kinds compressed leaves out the pack of pixels, where that would not fit the disk. Results
+go to benchmarks/results/packing_<cores>_cores.csv after each round; rows of other numbers of pictures are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,7 @@ from roadmap.data.pictures.processes import answers
 
 TASK = 32  # pictures that a process is given to decode at a time
 WRITTEN = 4 << 30  # bytes at most that are written to measure the disk
+KINDS = {"decoded": ("pack", False), "compressed": ("pack, compressed", True)}
 Chunks = list[tuple[tuple[str, tuple[float, float, float, float] | None], ...]]
 
 
@@ -138,7 +140,8 @@ def mean(before: Run, after: Run) -> Run:
     return Run((before.seconds + after.seconds) / 2, (before.cpu + after.cpu) / 2, before.pictures)
 
 
-def measured(records: Records, arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, object]]:
+def measured(records: Records, arguments: argparse.Namespace, folder: Path) -> Iterator[list[dict[str, object]]]:
+    """After each round, the rows of all rounds so far."""
     chunks, workers, count = chunks_of(records), arguments.workers, len(records)
     runs: dict[str, list[tuple[Run, Run | None]]] = {"decode only": []}  # with what the cores decode at that time
     sizes: dict[str, float] = {}
@@ -149,32 +152,33 @@ def measured(records: Records, arguments: argparse.Namespace, folder: Path) -> d
         runs["decode only"].append((found, None))
         return found
 
-    def disk() -> Run:
-        size = min(WRITTEN, int(sizes["pack"] * count))
-        each = max(1, int(sizes["pack"] * min(shard_length(count), count)))
-        return run(name, functools.partial(writing_seconds, folder, size, each), size / sizes["pack"])
+    def beside(name: str, before: Run, work: Callable[[], float]) -> Run:
+        begun = start_seconds(workers)
+        taken = run(name, work, count, begun)
+        after = decode()
+        runs.setdefault(name, []).append((taken, mean(before, after)))
+        return after
 
     for _ in range(arguments.rounds):
         before = decode()
-        for name, compressed in (("pack", False), ("pack, compressed", True)):
+        for name, compressed in (KINDS[kind] for kind in arguments.kinds):
             empty(folder)
-            begun = start_seconds(workers)
-            taken = run(name, functools.partial(packing_seconds, records, folder, workers, compressed), count, begun)
+            before = beside(name, before, functools.partial(packing_seconds, records, folder, workers, compressed))
             sizes[name] = pack_bytes(folder) / count
-            after = decode()
-            runs.setdefault(name, []).append((taken, mean(before, after)))
-            before = after
-        name = "read compressed"
-        begun = start_seconds(workers)
-        taken = run(name, functools.partial(reading_seconds, folder, count, workers), count, begun)
-        runs.setdefault(name, []).append((taken, mean(before, decode())))
-        name = "write and sync"
+        if "compressed" in arguments.kinds:
+            beside("read compressed", before, functools.partial(reading_seconds, folder, count, workers))
         empty(folder)
-        runs.setdefault(name, []).append((disk(), None))
+        runs.setdefault("write and sync", []).append((disk(folder, count, sizes[name]), None))
         if arguments.plain_pool:
             name = "decode only, plain pool"
             runs.setdefault(name, []).append((run(name, lambda: pool_seconds(chunks, workers), count), None))
-    return {name: row(name, found, sizes) for name, found in runs.items()}
+        yield [row(name, found, sizes) for name, found in runs.items()]
+
+
+def disk(folder: Path, count: int, each: float) -> Run:
+    """What the disk takes, of a pack with so many bytes a picture."""
+    size, shard = min(WRITTEN, int(each * count)), max(1, int(each * min(shard_length(count), count)))
+    return run("write and sync", functools.partial(writing_seconds, folder, size, shard), size / each)
 
 
 def row(name: str, runs: Sequence[tuple[Run, Run | None]], sizes: Mapping[str, float]) -> dict[str, object]:
@@ -209,6 +213,7 @@ def main() -> None:
     parser.add_argument("--made-side", type=int, default=320, help="shorter side of those")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of packs; both by default")
     parser.add_argument("--plain-pool", action="store_true", help="decode in a multiprocessing.Pool too")
     parser.add_argument("--folder", type=Path, help="where files and packs are written; a temporary folder by default")
     parser.add_argument("--out", type=Path, help="CSV file")
@@ -225,18 +230,26 @@ def main() -> None:
                 Path(temporary) / "made", arguments.pictures, sources, arguments.made_side, arguments.workers
             )
             print(f"{len(records):,} pictures made in {time.perf_counter() - began:.1f} s", flush=True)
-        rows = measured(records, arguments, Path(temporary) / "pack")
-        start = start_seconds(arguments.workers)
-    made = f"cut to side {arguments.made_side}" if arguments.pictures else "as they are"
-    about = {"pictures": len(records), "files": made, "workers": arguments.workers, "start_seconds": round(start, 2)}
-    about |= {"cores": os.cpu_count(), "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}
-    out = arguments.out or Path(__file__).parent / "results" / f"packing_{os.cpu_count()}_cores.csv"
-    with out.open("w", newline="") as file:
-        first = next(iter(rows.values())) | about | provenance("cpu")
-        writer = csv.DictWriter(file, fieldnames=list(first))
-        writer.writeheader()
-        writer.writerows(found | about | provenance("cpu") for found in rows.values())
+        made = f"cut to side {arguments.made_side}" if arguments.pictures else "as they are"
+        about: dict[str, object] = {"pictures": len(records), "files": made, "workers": arguments.workers}
+        about |= {"start_seconds": round(start_seconds(arguments.workers), 2), "cores": os.cpu_count()}
+        about |= {"load_before": round(load, 1)}
+        out = arguments.out or Path(__file__).parent / "results" / f"packing_{os.cpu_count()}_cores.csv"
+        for rows in measured(records, arguments, Path(temporary) / "pack"):
+            about["load_after"] = round(os.getloadavg()[0], 1)
+            write(out, [found | about | provenance("cpu") for found in rows])
     print(out.read_text())
+
+
+def write(out: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Beside the rows that are there of other pictures. A stopped run keeps the rounds that it has."""
+    what = {(str(row["pictures"]), row["files"]) for row in rows}
+    before = list(csv.DictReader(out.open(newline=""))) if out.is_file() else []
+    others = [row for row in before if (row["pictures"], row["files"]) not in what]
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*others, *rows])
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def step_of(name: str, mode: str, rewrites: tuple[str, ...] = ()) -> Callable[[]
         images = images.contiguous(memory_format=torch.channels_last)
     rewrite(model, rewrites)
     masters = Masters(model) if HALVES in rewrites else None
-    runnable = runnable_model(model, mode, recorded=True).train()
+    runnable = runnable_model(model, mode, recorded=BATCH).train()
     moving = list(model.parameters()) if masters is None else masters.weights
     optimizer = torch.optim.AdamW(moving, lr=1e-6, fused=True)
     arithmetic, direction = Arithmetic(device, "bf16"), torch.randn(BATCH, model.dim, device=device)

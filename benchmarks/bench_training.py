@@ -96,14 +96,15 @@ def bare(job: Job, steps: int) -> Callable[[], int]:
     """`steps` times forward, backward and optimiser on one batch; gives the pictures it saw."""
     size, batch = job.settings.data.image, job.settings.data.batch_size
     images = torch.randn(batch, 3, size, size, device=job.arithmetic.device)
-    with torch.no_grad():
-        direction = torch.randn_like(job.parts.model(images))
+    direction = torch.randn(batch, job.current.dim, device=job.arithmetic.device)
 
     def run() -> int:
         job.parts.model.train()
         for _ in range(steps):
-            job.arithmetic.backward((job.parts.model(images) * direction).sum())
-            job.parts.optimizer.step()
+            with job.arithmetic.autocast():
+                vectors = job.parts.model(images)
+            job.arithmetic.pull_back((vectors * direction).sum())
+            job.arithmetic.move(job.parts.optimizer)
             job.parts.optimizer.zero_grad(set_to_none=True)
         return steps * batch
 

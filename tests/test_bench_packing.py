@@ -42,3 +42,16 @@ def test_every_method_runs(tmp_path: Path) -> None:
         assert float(rows[name]["lowest_ratio"]) <= float(rows[name]["ratio_to_decode"])
     assert int(rows["pack"]["bytes_per_picture"]) > int(rows["pack, compressed"]["bytes_per_picture"]) > 0
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_only_a_compressed_pack_beside_what_was_measured_of_other_pictures(tmp_path: Path) -> None:
+    out = tmp_path / "packing.csv"
+    out.write_text("method,pictures,files\npack,80,cut to side 64\npack,70,as they are\npack,70,cut to side 64\n")
+    command = [sys.executable, str(BENCHMARKS / "bench_packing.py"), "--pictures", "70", "--made-side", "64"]
+    told = ["--kinds", "compressed", "--rounds", "1", "--workers", "2", "--folder", str(tmp_path), "--out", str(out)]
+    done = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [(row["method"], row["pictures"], row["files"]) for row in csv.DictReader(out.open())]
+    methods = ["decode only", "pack, compressed", "read compressed", "write and sync"]
+    assert rows[:2] == [("pack", "80", "cut to side 64"), ("pack", "70", "as they are")]
+    assert rows[2:] == [(name, "70", "cut to side 64") for name in methods]

@@ -143,13 +143,31 @@ def test_the_first_line_comes_before_torch(typed: list[str], line: str, tmp_path
     assert "torch" in said
 
 
-def test_embedding_imports_neither_a_compiler_nor_a_library_that_brings_one(tmp_path: Path) -> None:
+COMPILER = {"torch._inductor.compile_fx", "torch._inductor.codegen"}
+HEAVY = COMPILER | {"torchvision", "timm", "huggingface_hub", "matplotlib", "scipy", "sklearn", "pandas", "pyarrow"}
+TRAINING = {"hydra", "omegaconf", "tensorboard", "torch._dynamo"}  # torch's optimisers import the last
+OWN = {"torchvision", "timm", "huggingface_hub", "torch._dynamo"}  # timm imports the others
+RANDOM = ["--weights", "random", "--data", "folder", "--root", "pictures"]
+TINY = ["data=folder", "data.root=pictures", "model=small_cnn", "epochs=1", "data.batches=1", "data.batch_size=8"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "unused"),
+    [
+        (["embed", "small_cnn", *RANDOM, "--out", "v.npz"], HEAVY | TRAINING),
+        (["evaluate", "small_cnn", *RANDOM], HEAVY | TRAINING),
+        (["evaluate", "vit_tiny_patch16_224", "--image", "32", *RANDOM], (HEAVY | TRAINING) - OWN),
+        (["train", *TINY, "run=run"], HEAVY),
+    ],
+    ids=["embed", "evaluate", "evaluate timm", "train"],
+)
+def test_a_command_imports_neither_a_compiler_nor_what_it_does_not_use(
+    typed: list[str], unused: set[str], tmp_path: Path
+) -> None:
     """Each takes about as long as torch itself."""
-    write_classes(tmp_path / "pictures", range(2))
-    verb = ["embed", "small_cnn", "--weights", "random", "--data", "folder", "--root", "pictures", "--out", "v.npz"]
-    shown = ALONE.replace("result.stderr.strip()", "*sorted(HEAVY & set(sys.modules))")
-    heavy = "HEAVY = {'torch._dynamo', 'torchvision', 'timm', 'hydra', 'matplotlib', 'scipy'}\n"
-    assert python("-c", heavy + shown, *verb, folder=tmp_path) == "0 True"
+    write_classes(tmp_path / "pictures", range(8))
+    shown = ALONE.replace("result.stderr.strip()", f"*sorted({unused!r} & set(sys.modules))")
+    assert python("-c", shown, *typed, folder=tmp_path).splitlines()[-1] == "0 True"
 
 
 LEAVING = """

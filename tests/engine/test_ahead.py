@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,12 +33,16 @@ def test_only_what_a_run_may_use_is_imported(tmp_path: Path) -> None:
     assert imports(GPU, model__freeze_backbone=True, hardware__compile="blocks", **vit) == ["timm"]
 
 
-def test_modules_are_imported_meanwhile_and_missing_ones_passed_over() -> None:
+def test_modules_are_imported_meanwhile_and_those_that_cannot_be_are_passed_over(tmp_path: Path) -> None:
+    """A torchvision that does not fit torch raises RuntimeError, not ImportError: whoever needs it says so, once."""
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     code = (
-        "import sys; from roadmap.engine.ahead import importing; thread = importing(['no_such_module', 'timm']); "
+        "import sys; from roadmap.engine.ahead import importing; "
+        "thread = importing(['no_such_module', 'broken_module', 'timm']); "
         "thread.join(); print('timm' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "True"
     assert not done.stderr
 

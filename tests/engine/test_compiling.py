@@ -91,7 +91,7 @@ def test_compiled_blocks_share_the_weights_and_leave_the_network_alone(monkeypat
 
     monkeypatch.setattr(nn.Module, "compile", compile_simply)
     model = small_vit()
-    runnable = runnable_model(model, "blocks", recorded=True)
+    runnable = runnable_model(model, "blocks", recorded=2)
     assert len(compiled) == 12
     assert not {id(part) for part in compiled} & {id(part) for part in model.modules()}
     assert all(a is b for a, b in zip(model.parameters(), runnable.parameters(), strict=True))
@@ -125,6 +125,36 @@ def test_what_is_compiled_is_kept_in_the_users_cache(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     runnable_model(small_vit(), "blocks")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+
+
+def test_a_whole_batch_is_recorded_even_where_the_first_lacks_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does of which some cannot be decoded: else no other batch of the run would be played back."""
+    shapes: list[int] = []
+    played: list[int] = []
+
+    def record(model: nn.Module, arguments: tuple[Tensor], **_: Any) -> nn.Module:
+        shapes.append(len(arguments[0]))
+        real = model.forward
+
+        def play(images: Tensor) -> Tensor:
+            played.append(len(images))
+            vectors: Tensor = real(images)
+            return vectors
+
+        model.forward = play  # type: ignore[method-assign]
+        return model
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    net = nn.Linear(4, 3)
+    recorded = Recorded(net, 8)
+    for items in (5, 5, 8, 5, 8):
+        x = torch.randn(items, 4)
+        assert torch.equal(recorded(x), net(x))
+    assert (shapes, played) == ([8], [8, 8])
+    recorded.forget()
+    recorded(torch.randn(5, 4))
+    recorded(torch.randn(8, 4))
+    assert (shapes, played) == ([8, 8], [8, 8, 8])
 
 
 # --- on a GPU
@@ -177,7 +207,7 @@ def test_recording_draws_nothing_and_counts_nothing() -> None:
     torch.cuda.manual_seed(5)
     expected = [plain(x) for _ in range(2)]
     torch.cuda.manual_seed(5)
-    recorded = Recorded(net)
+    recorded = Recorded(net, 8)
     found = [recorded(x) for _ in range(2)]
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one == 0, other == 0)  # the same are dropped
@@ -188,8 +218,8 @@ def test_recording_draws_nothing_and_counts_nothing() -> None:
 @pytest.mark.gpu
 def test_other_shapes_and_evaluation_go_the_ordinary_way() -> None:
     net = nn.Linear(4, 3).cuda()
-    recorded = Recorded(net)
-    for items in (8, 8, 5):
+    recorded = Recorded(net, 8)
+    for items in (5, 8, 8, 5):
         x = torch.randn(items, 4, device="cuda")
         torch.testing.assert_close(recorded(x), net(x))
         net.zero_grad()
@@ -210,7 +240,7 @@ def test_what_cannot_be_recorded_is_said_and_trained_all_the_same() -> None:
     net = Looks(4, 3).cuda()
     x = torch.randn(8, 4, device="cuda")
     with pytest.warns(UserWarning, match="this network's pass cannot be recorded"):
-        found = Recorded(net)(x)
+        found = Recorded(net, 8)(x)
     torch.testing.assert_close(found, net(x))
     assert torch.randn(8, device="cuda").isfinite().all()  # what failed has not taken random numbers with it
 
@@ -242,7 +272,7 @@ def test_threads_that_prepare_batches_do_not_disturb_a_recording() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="this network's pass cannot be recorded")
             for _ in range(5):
-                recorded = Recorded(model).train()
+                recorded = Recorded(model, 8).train()
                 recorded(torch.randn(8, 3, 64, 64, device="cuda")).sum().backward()
                 assert recorded._played is not None
     finally:

@@ -28,12 +28,12 @@ def imports_of(settings: Settings, device: torch.device, steps: int) -> list[str
 
 
 def importing(names: Sequence[str]) -> threading.Thread:
-    """Begins to import modules; to be joined before this process is forked. What cannot be imported is told by whoever
-    needs it."""
+    """Begins to import modules; to be joined before this process is forked. What cannot be imported, for whatever
+    reason, is told by whoever needs it."""
 
     def load() -> None:
         for name in names:
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(Exception):  # libraries that do not fit each other raise anything
                 importlib.import_module(name)
 
     thread = threading.Thread(target=load, daemon=True, name="importing")

@@ -64,14 +64,14 @@ def may_compile(settings: HardwareSettings, device: torch.device, steps: int) ->
     )
 
 
-def runnable_model(model: nn.Module, mode: str, recorded: bool = False) -> nn.Module:
+def runnable_model(model: nn.Module, mode: str, recorded: int | None = None) -> nn.Module:
     """The network to train with: it shares its weights with the one that came, which stays as it is for evaluations.
 
     Args:
         model: on its device.
         mode: of `Compiling`.
-        recorded: play the pass through compiled blocks back as a CUDA graph; the batches have one shape, and nothing
-            but the vectors is asked for.
+        recorded: play the pass of batches of so many pictures through compiled blocks back as a CUDA graph; nothing but
+            the vectors is asked for. None: no pass.
     """
     if mode == "no":
         return model
@@ -85,7 +85,7 @@ def runnable_model(model: nn.Module, mode: str, recorded: bool = False) -> nn.Mo
     for block in repeated_blocks(twin):
         block.compile(dynamic=False)
     on_gpu = next(model.parameters()).device.type == "cuda"
-    return Recorded(twin) if recorded and on_gpu else twin
+    return Recorded(twin, recorded) if recorded is not None and on_gpu else twin
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -121,17 +121,20 @@ def _keep_what_is_compiled() -> None:
 
 
 class Recorded(nn.Module):
-    """A network whose pass in training, forwards and backwards, is recorded at the first batch and then played back.
+    """A network whose pass in training, forwards and backwards, is recorded at the first whole batch and then played
+    back.
 
-    Batches of another shape, evaluation, and a network that cannot be recorded go the ordinary way.
+    Batches of another shape, evaluation, and a network that cannot be recorded go the ordinary way. A batch from which
+    pictures were left out is never what is recorded, wherever a run begins or goes on.
 
     Args:
         model: on a GPU. Its weights must stay where they are in memory, as optimisers leave them.
+        batch: pictures in a whole batch.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, batch: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.batch = model, batch
         self._played: nn.Module | None = None
         self._shape: tuple[object, ...] | None = None
 
@@ -139,7 +142,7 @@ class Recorded(nn.Module):
         if not (self.training and torch.is_grad_enabled()) or options:
             return self.model(images, **options)
         shape = tuple(images.shape), images.dtype, images.stride()
-        if self._shape is None:
+        if self._shape is None and len(images) == self.batch:
             self._record(images, shape)
         if self._played is None or shape != self._shape:
             return self.model(images)
@@ -147,7 +150,7 @@ class Recorded(nn.Module):
         return self._played(images).clone()
 
     def forget(self) -> None:
-        """Lets go of the recording and its memory; the next batch records anew."""
+        """Lets go of the recording and its memory; the next whole batch records anew."""
         self._played, self._shape = None, None
 
     def _record(self, images: Tensor, shape: tuple[object, ...]) -> None:

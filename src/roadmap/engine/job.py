@@ -162,9 +162,9 @@ def job_of(
     compiling = Compiling("no") if frozen else compiling_of(model, settings.hardware, arithmetic.device, steps)
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         display.console.print(f"  - {pictures.open_pack(everything)}")
-    # what is recorded has one shape, asks for vectors alone, and no other process has a part in it
+    # what is recorded is a whole batch, asks for vectors alone, and no other process has a part in it
     recorded = settings.data.parts is None and beside is None and ranks.world == 1
-    runnable = runnable_model(model, compiling.mode, recorded)
+    runnable = runnable_model(model, compiling.mode, sampler.batch_size if recorded else None)
     parts = Parts(
         arithmetic,
         runnable,
