@@ -84,7 +84,7 @@ class SupRank(nn.Module):
     Args:
         num_classes: of the training set; labels of the queries lie in [0, num_classes).
         embedding_size: dimensions of the embeddings.
-        lam: weight of the proxies, in [0, 1]. Released for AP: 0.1; for NDCG 0.5; for recall they are added 1 + 1.
+        lam: weight of the proxies, in [0, 1]. Released: 0.1, in one of five settings for NDCG 0.5; for recall 1 + 1.
         temperature: of the softmax.
         measure: "ap", "ndcg" or "recall".
         tau, rho, delta, include_self, start, offset: see `SupAP`.
