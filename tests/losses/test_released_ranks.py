@@ -17,8 +17,9 @@ from roadmap.losses.mixing import mixed_table
 from .test_released_baselines import EMBEDDINGS, LABELS, WEIGHTS, check_value
 
 RELEASED: dict[str, Any] = json.loads((Path(__file__).parent / "released_ranks.json").read_text(encoding="utf-8"))
-PATHS = torch.stack([LABELS // 2, LABELS], dim=1)
+PATHS = torch.stack([LABELS // 3, LABELS], dim=1)
 CONSTANTS = {"delta": 0.05, "offset": 1.44}
+FLOAT32 = 1e-7  # where relevance, or the ranks of the best order, are float32 there
 EVEN = torch.tensor(RELEASED["even"])
 
 
@@ -38,18 +39,20 @@ def check_with_proxies(
 
 @pytest.mark.parametrize("pull", [False, True])
 def test_happier_is_the_released_one(pull: bool) -> None:
-    check_with_proxies(f"happier, with_hrank {pull}", HAPPIER(4, 3, lam=0.1, pull=pull, **CONSTANTS), PATHS)
+    check_with_proxies(
+        f"happier, with_hrank {pull}", HAPPIER(4, 3, lam=0.1, pull=pull, **CONSTANTS), PATHS, atol=FLOAT32
+    )
 
 
 def test_losses_of_a_tree_are_the_released_ones() -> None:
-    for name, loss, atol in (("hierarchical ap", HierarchicalAP, 1e-13), ("graded ndcg", GradedNDCG, 1e-7)):
+    for name, loss in (("hierarchical ap", HierarchicalAP), ("graded ndcg", GradedNDCG)):
         x = leaf()
-        check_value(RELEASED[name], loss(**CONSTANTS)(x, PATHS), [x], atol)  # ranks of its best order are float32
+        check_value(RELEASED[name], loss(**CONSTANTS)(x, PATHS), [x], FLOAT32)
 
 
 def test_suprank_is_the_released_one() -> None:
     check_with_proxies("suprank, ap", SupRank(4, 3, **CONSTANTS), LABELS)
-    check_with_proxies("suprank, ndcg", SupRank(4, 3, measure="ndcg", **CONSTANTS), LABELS, atol=1e-7)
+    check_with_proxies("suprank, ndcg", SupRank(4, 3, measure="ndcg", **CONSTANTS), LABELS, atol=FLOAT32)
     # whose two parts are added 1 + 1
     recall = SupRank(4, 3, lam=0.5, measure="recall", ks=(1, 2, 4), **CONSTANTS)
     check_with_proxies("suprank, recall", recall, LABELS, EVEN, factor=2.0)
