@@ -6,9 +6,10 @@
     python benchmarks/bench_family.py --recipe cub_resnet50_head ...    # what a frozen backbone permits; says what not
     python benchmarks/bench_family.py --recipe cub_vits --table         # Markdown of what is measured; trains nothing
 
-The same command goes on where it was stopped: a run is kept below --out and is not trained again, and a row of
-benchmarks/results/family_RECIPE.csv, which is there as soon as it is measured, is not measured again. Percent, of the
-epoch that the recipe chooses, which each row names. One seed says nothing of small differences.
+The same command goes on where it was stopped, on another machine too: what has a row in
+benchmarks/results/family_RECIPE.csv, which is there as soon as it is measured, is neither trained nor measured again
+(delete the row for that), and a run that was stopped goes on from its folder below --out. Percent, of the epoch that
+the recipe chooses, which each row names. One seed says nothing of small differences.
 """
 
 from __future__ import annotations
@@ -143,10 +144,9 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def is_done(name: str, seed: int, rows: list[dict[str, str]], arguments: argparse.Namespace) -> bool:
-    """Measured, of a run that is there, with the same settings; with others, `fit_or_resume` says so."""
-    here = (folder_of(name, seed, arguments) / "summary.json").is_file()
-    asked = (name, str(seed), told(arguments))
-    return here and any((row["loss"], row["seed"], row.get("set", "")) == asked for row in rows)
+    """Measured with the same settings, here or on another machine; the oldest rows do not say which those were."""
+    found = (row for row in rows if (row["loss"], row["seed"]) == (name, str(seed)))
+    return any("recipe" not in row or row.get("set", "") == told(arguments) for row in found)
 
 
 def sheet_of(rows: list[dict[str, str]], title: str) -> Sheet:

@@ -77,6 +77,21 @@ def test_a_row_is_kept_and_a_failed_one_leaves_the_others(birds: Path, tmp_path:
     assert ("supap", "0") in rows_of(tmp_path)
 
 
+def test_a_row_is_enough_where_the_run_is_not_at_hand(birds: Path, tmp_path: Path) -> None:
+    """The table is finished on another machine; the oldest rows do not say their settings."""
+    settings = "data.batch_size=8 data.batches=2 data.image=32 data.resize=32 epochs=1 model.name=test_vit "
+    lines = [
+        "loss,seed,recipe,set,R@1",
+        "roadmap,0,,,81.21",
+        f"happier,0,cub_vits,{settings}model.weights=random,80.77",
+    ]
+    (tmp_path / "family_cub_vits.csv").write_text("\n".join(lines) + "\n")
+    again = bench(tmp_path, birds, "--only", "roadmap", "happier")
+    assert again.returncode == 0, again.stderr
+    assert not (tmp_path / "runs").exists()
+    assert [row["R@1"] for row in rows_of(tmp_path).values()] == ["81.21", "80.77"]
+
+
 @pytest.mark.slow
 def test_a_frozen_backbone_leaves_out_what_it_cannot_give_and_rows_say_what_they_are(
     birds: Path, tmp_path: Path

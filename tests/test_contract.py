@@ -67,9 +67,14 @@ class InATree(nn.Module):
     def forward(
         self, x: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        queries, items = (None if y is None else torch.stack([y // 2, y], 1) for y in (labels, ref_labels))
-        value: Tensor = self.loss(x, queries, None, ref_emb, items)
+        paths = None if ref_labels is None else self.paths(ref_labels)
+        value: Tensor = self.loss(x, self.paths(labels), None, ref_emb, paths)
         return value
+
+    @staticmethod
+    def paths(labels: Tensor) -> Tensor:
+        wide = labels.long()  # not every type can be divided
+        return torch.stack([wide // 2, wide], 1).to(labels)
 
 
 NEGATIVES_COUNT = "its second term pushes negatives, whether or not there are positives"

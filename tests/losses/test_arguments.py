@@ -13,21 +13,41 @@ from roadmap.losses import (
     BlackBoxAP,
     Calibration,
     FastAP,
+    HordeContrastive,
+    RecallAtK,
     SmoothAP,
     SoftBinAP,
     SupAP,
+    SupNDCG,
+    SupRank,
+    TripletSCT,
     average_precision,
     blackboxap,
     calibration,
     fastap,
+    recall_at_k,
     saturation_point,
     smoothap,
     softbinap,
     supap,
+    supndcg,
+    suprank,
+    triplet_sct,
 )
 
+
+def two_classes() -> SupRank:
+    return SupRank(2, 3)
+
+
+def suprank_of_scores(scores: Any, positives: Any, negatives: Any) -> torch.Tensor:
+    return suprank(scores, positives, negatives, torch.rand(2, 4), torch.tensor([0, 3]))
+
+
 LOSSES = [ROADMAP, SupAP, Calibration, SmoothAP, FastAP, SoftBinAP, BlackBoxAP]
+LOSSES += [SupNDCG, RecallAtK, TripletSCT, HordeContrastive, two_classes]
 FUNCTIONS = [supap, smoothap, calibration, fastap, softbinap, blackboxap, average_precision]
+FUNCTIONS += [supndcg, recall_at_k, triplet_sct, suprank_of_scores]
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 0, 1, 1])
@@ -178,4 +198,4 @@ def test_bad_settings_of_functions(loss: Callable[..., Any], settings: dict[str,
 @pytest.mark.parametrize("loss", LOSSES)
 def test_settings_are_shown(loss: Callable[[], torch.nn.Module]) -> None:
     shown = repr(loss())
-    assert any(f"{name}=" in shown for name in ("tau", "alpha", "bins", "lam"))
+    assert any(f"{name}=" in shown for name in ("tau", "alpha", "bins", "lam", "margin"))

@@ -75,6 +75,8 @@ def test_calls_that_cannot_be() -> None:
     loss, x = HAPPIER(4, 3), drawn(3, 3, 0)
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 4\), .* got 4; number the training"):
         loss(x, paths(0, 1, 4))
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 4\), .* got -1; number the training"):
+        loss(x, torch.tensor([0, 1, -1]))
     with pytest.raises(ValueError, match="sets of labels have none; use HierarchicalAP for them"):
         loss(x, sets("0", "1", "2"))
     with pytest.raises(ValueError, match="embeddings have 5 dimensions but the loss was made with embedding_size=3"):

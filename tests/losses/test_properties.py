@@ -13,11 +13,15 @@ from roadmap.losses import (
     BlackBoxAP,
     Calibration,
     FastAP,
+    GradedNDCG,
+    HierarchicalAP,
+    HordeContrastive,
     RecallAtK,
     SmoothAP,
     SoftBinAP,
     SupAP,
     SupNDCG,
+    TripletSCT,
     average_precision,
     smoothap,
     supap,
@@ -38,6 +42,10 @@ LOSSES: list[nn.Module] = [
     BlackBoxAP(lam=0.7391),
     SupNDCG(),
     RecallAtK(),
+    TripletSCT(),
+    HordeContrastive(),
+    HierarchicalAP(),
+    GradedNDCG(),
 ]
 EVERY_LOSS = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: " ".join(repr(loss).split()))
 seeds = st.integers(0, 2**31)

@@ -358,6 +358,15 @@ def test_without_pairs_nothing_is_mixed() -> None:
         (lambda: SupRank(2, 3, temperature=0.0), "temperature must be > 0"),
         (lambda: SupRank(2, 3)(torch.randn(2, 3), torch.tensor([0, 2])), r"labels must lie in \[0, 2\), .*got 2;"),
         (lambda: SupRank(2, 3)(torch.randn(2, 4), torch.tensor([0, 1])), "4 dimensions but the loss was made with"),
+        (lambda: SupRank(2, 3)(torch.randn(2, 3), torch.tensor([0, -1])), r"labels must lie in \[0, 2\), .*got -1;"),
+        (
+            lambda: ClusteredLoss(ROADMAP(), 2, 3)(torch.randn(2, 3), torch.tensor([-1, 1])),
+            r"labels must lie in \[0, 2\), .*got -1;",
+        ),
+        (
+            lambda: suprank(*score_table(0), torch.zeros(4, 2), torch.zeros(3, dtype=torch.int64)),
+            "classes has 3 entries but scores has 4 rows",
+        ),
         (
             lambda: suprank(*score_table(0), torch.zeros(3, 2), torch.zeros(4)),
             r"proxy_scores must have shape \(4, classes\), a row for each query, got \(3, 2\)",
@@ -373,11 +382,18 @@ def test_refusals(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_class_without_a_proxy_makes_a_compiled_loss_nan(label: int) -> None:
+    loss = torch.compile(SupRank(2, 3), backend="eager")
+    assert loss(torch.randn(3, 3), torch.tensor([0, label, 0])).isnan()
+
+
 def test_wrong_types_are_refused() -> None:
     for make, message in (
         (lambda: RecallAtK(mix=1), "mix must be True or False"),  # type: ignore[arg-type]
         (lambda: RecallAtK(ks=(1.5,)), "every k of ks must be an int"),  # type: ignore[arg-type]
         (lambda: SupRank(2, 3, include_self=0), "include_self must be True or False"),  # type: ignore[arg-type]
+        (lambda: suprank(*score_table(0), torch.zeros(4, 2), torch.zeros(4)), "classes must hold integers"),
     ):
         with pytest.raises(TypeError, match=message):
             make()

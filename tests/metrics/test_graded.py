@@ -276,6 +276,8 @@ def test_levels_have_names_and_nobody_to_find_is_nan():
         ({"alpha": -1}, ValueError, "alpha must be >= 0"),
         ({"alpha": math.nan}, ValueError, "alpha must be >= 0"),
         ({"weights": (1,)}, ValueError, "weights must be 2 numbers >= 0"),
+        ({"weights": (1, float("nan"))}, ValueError, "weights must be 2 numbers >= 0, finite"),
+        ({"weights": (float("inf"), 1)}, ValueError, "weights must be 2 numbers >= 0, finite"),
         ({"weights": (0, 0)}, ValueError, "not all 0"),
         ({"ties": "best"}, ValueError, "ties must be one of"),
         ({"gallery": torch.ones(2, 3)}, ValueError, "gallery came without gallery_paths"),

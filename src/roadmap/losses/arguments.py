@@ -97,6 +97,22 @@ def check_labels(name: str, labels: Tensor, of: str, x: Tensor, graded: bool = F
         raise ValueError(f"{name} is on {labels.device} but {of} is on {x.device}; move one with .to(...)")
 
 
+def plain(labels: Tensor) -> Tensor:
+    """Labels as int64, whose comparisons with any number are exact; sets of labels as they are."""
+    return labels if labels.dtype == torch.bool else labels.long()
+
+
+def outside_classes(classes: Tensor, count: int, least: int = 0) -> Tensor:
+    """Which of them are none of [least, count), (M,) bool. Where looking is free such a one is refused."""
+    outside = (classes < least) | (classes >= count)
+    if values_are_free_to_read(classes) and bool(outside.any()):
+        raise ValueError(
+            f"labels must lie in [0, {count}), the classes this loss has weights for, got "
+            f"{int(classes[outside][0])}; number the training classes from 0 and pass num_classes"
+        )
+    return outside
+
+
 def _dimensions_wanted(name: str, labels: Tensor, of: str, graded: bool) -> str:
     came = f"got shape {tuple(labels.shape)}"
     if graded:

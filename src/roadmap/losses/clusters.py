@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from roadmap.kernels import both_run_on_triton, cosine_scores
 from roadmap.kernels import clusters as kernels
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
-from roadmap.losses.arguments import check_count, check_number, values_are_free_to_read
+from roadmap.losses.arguments import check_count, check_number, outside_classes, plain, values_are_free_to_read
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.relevance import UNKNOWN
 from roadmap.losses.terms import Terms
@@ -24,7 +24,7 @@ class Clusters(nn.Module):
     """The vectors of the classes (`proxies`), and the term of a loss that they make.
 
     Args:
-        num_classes: labels lie in [0, num_classes); of a path that of its last level.
+        num_classes: labels lie in [0, num_classes); of a path that of its last level, where -1 is not known.
         embedding_size: dimensions of the embeddings.
         temperature: of the softmax.
     """
@@ -69,7 +69,12 @@ class Clusters(nn.Module):
                 "this loss draws items to the vector of their one class, and sets of labels have none; "
                 "use HierarchicalAP for them"
             )
-        return c.query_labels if c.query_labels.ndim == 1 else c.query_labels[:, -1]
+        if c.query_labels.ndim == 2:
+            return c.query_labels[:, -1]
+        # the ranks take a plain label of -1 for a class as any other, so it must have a vector too
+        if values_are_free_to_read(c.query_labels):
+            outside_classes(c.query_labels, len(self.proxies))
+        return c.query_labels.masked_fill(c.query_labels == UNKNOWN, UNKNOWN - 1)
 
 
 def cluster_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:
@@ -80,14 +85,9 @@ def cluster_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> 
         proxy_scores: (M, classes) cosines with one vector per class.
         classes: (M,) integers in [0, classes), or -1.
     """
-    count = proxy_scores.shape[1]
-    known, outside = classes != UNKNOWN, (classes < UNKNOWN) | (classes >= count)
-    if values_are_free_to_read(classes) and bool(outside.any()):
-        raise ValueError(
-            f"labels must lie in [0, {count}), the classes this loss has weights for, got "
-            f"{int(classes[outside][0])}; number the training classes from 0 and pass num_classes"
-        )
-    places = torch.where(known, classes.clamp(0, count - 1), UNKNOWN).long()
+    count, classes = proxy_scores.shape[1], plain(classes)
+    known, outside = classes != UNKNOWN, outside_classes(classes, count, least=UNKNOWN)
+    places = torch.where(known, classes.clamp(0, count - 1), UNKNOWN)
     total = F.cross_entropy(proxy_scores / temperature, places, reduction="sum", ignore_index=UNKNOWN)
     total = total + torch.where(outside.any(), torch.nan, 0.0).to(total.dtype)
     return Terms(total[None], known.sum()[None])

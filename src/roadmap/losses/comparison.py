@@ -18,6 +18,7 @@ from roadmap.losses.arguments import (
     check_labels,
     check_norms,
     label_kind,
+    plain,
     values_are_free_to_read,
 )
 from roadmap.losses.relevance import Relevance, check_tree
@@ -31,9 +32,9 @@ class Comparison:
         embeddings: (M, D) vectors of the queries, of any length and float dtype.
         ref_emb: (N, D) vectors of the gallery. None: gallery item i *is* query i. Never guessed from shapes: a
             square score matrix between two different sets is an ordinary gallery call.
-        query_labels: (M,) integers; an item is relevant to a query when their labels are equal. For a loss of graded
+        query_labels: (M,) int64; an item is relevant to a query when their labels are equal. For a loss of graded
             relevance also (M, L) integers, paths in a label tree from coarse to fine, or (M, C) bool, sets of labels.
-        gallery_labels: (N,) integers, or as the queries'.
+        gallery_labels: (N,) int64, or as the queries'.
         mined: (P_i, N_i) as (M, N) masks where a miner chose the pairs, else None.
         places: `own` as it was given, or None.
         given: grades (M, N) where they came pair by pair, or None: they follow from the labels.
@@ -65,7 +66,7 @@ class Comparison:
 
         Args:
             embeddings: (M, D), any float dtype, any length: normalised here.
-            labels: (M,) integers of any size and order.
+            labels: (M,) integers of any type, size and order.
             indices_tuple: pairs (a1, p, a2, n) or triplets (a, p, n) from a pytorch-metric-learning miner; only
                 these pairs then enter P_i and N_i.
             ref_emb: (N, D) gallery; None compares the batch with itself.
@@ -81,7 +82,8 @@ class Comparison:
             raise ValueError(f"{given} was given without {missing}; a gallery needs both")
         if ref_emb is not None and ref_labels is not None:
             _check_gallery(embeddings, labels, ref_emb, ref_labels, graded)
-        gallery_labels = labels if ref_labels is None else ref_labels
+        labels = plain(labels)
+        gallery_labels = labels if ref_labels is None else plain(ref_labels)
         if own is not None:
             _check_own(own, embeddings, ref_emb, labels, gallery_labels)
         mined = _mined_pairs(indices_tuple, len(labels), len(gallery_labels), embeddings.device)

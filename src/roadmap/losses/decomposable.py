@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels import NDCG, LossRule, Measure, RankRule, ap_from_scores
 from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import check_flag, check_number, check_scores
+from roadmap.losses.arguments import check_flag, check_labels, check_number, check_scores
 from roadmap.losses.clusters import Clusters, cluster_terms
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
@@ -43,7 +43,7 @@ def suprank(
     Args:
         scores, positives, negatives: as in `roadmap.losses.supap`.
         proxy_scores: (M, C) cosines of the queries with the proxies of all classes.
-        classes: (M,) the class of each query, in [0, C).
+        classes: (M,) the class of each query, in [0, C); -1 for one that has no proxy.
     """
     check_scores(scores, positives, negatives)
     _check_weights(lam, temperature)
@@ -52,6 +52,7 @@ def suprank(
             f"proxy_scores must have shape ({len(scores)}, classes), a row for each query, got "
             f"{tuple(proxy_scores.shape)}"
         )
+    check_labels("classes", classes, "scores", scores)
     delta = check_h_minus(tau, rho, delta, start, offset)
     rule = RankRule("supap", tau, rho, delta, start, offset, _measure(measure, ks, tau_k, share))
     ranking = mean_ap_loss(ap_from_scores(at_least_float32(scores), positives, negatives, rule), positives)
@@ -83,7 +84,7 @@ class SupRank(nn.Module):
     Args:
         num_classes: of the training set; labels of the queries lie in [0, num_classes).
         embedding_size: dimensions of the embeddings.
-        lam: weight of the proxies, in [0, 1]. Released for AP: 0.1; for NDCG 0.5; for recall they are added 1 + 1.
+        lam: weight of the proxies, in [0, 1]. Released: 0.1, in one of five settings for NDCG 0.5; for recall 1 + 1.
         temperature: of the softmax.
         measure: "ap", "ndcg" or "recall".
         tau, rho, delta, include_self, start, offset: see `SupAP`.

@@ -18,8 +18,8 @@ class HAPPIER(nn.Module):
     """L_HAPPIER = (1 - lam) L_H-AP + lam L_clust.
 
     L_clust is the cross-entropy of a query's class, the last level of its path, among one unit vector per class:
-    -log softmax(cos(q, p_c) / temperature). Every query counts, whether it has positives or not; one whose class is -1
-    does not. Sets of labels have no one class: take `HierarchicalAP`.
+    -log softmax(cos(q, p_c) / temperature). Every query counts, whether it has positives or not; one whose path ends in
+    -1 does not. Sets of labels have no one class: take `HierarchicalAP`.
 
     Args:
         num_classes: of the finest level; labels there lie in [0, num_classes).

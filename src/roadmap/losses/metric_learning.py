@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import check_count, values_are_free_to_read
+from roadmap.losses.arguments import check_count, outside_classes, values_are_free_to_read
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.uncompiled import uncompiled
 
@@ -79,14 +79,14 @@ class MetricLearning(nn.Module):
                 f"embeddings have {embeddings.shape[1]} dimensions but the loss was made with "
                 f"embedding_size={self.embedding_size}"
             )
-        labels, zero = self._class_labels(labels)
+        labels, zero = self._class_labels(c.query_labels)
         # Every input and parameter gets a gradient, if only zero.
         reached = [x for x in (embeddings, ref_emb, *self.loss.parameters()) if x is not None and x.is_floating_point()]
         zero = zero + sum((at_least_float32(x) * 0).sum() for x in reached)
         if len(c.query_labels) == 0 or len(c.gallery_labels) == 0:
             return c.loss_or_nan(zero)
         with torch.autocast(embeddings.device.type, enabled=False):
-            value = self._value(at_least_float32(embeddings), labels, indices_tuple, ref_emb, ref_labels)
+            value = self._value(at_least_float32(embeddings), labels, indices_tuple, ref_emb, c.gallery_labels)
         return c.loss_or_nan(value + zero)
 
     # The library's control flow hangs on values (which pairs exist, which violate), which no compiler follows.
@@ -97,10 +97,10 @@ class MetricLearning(nn.Module):
         labels: Tensor,
         indices_tuple: Sequence[Tensor] | None,
         ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
+        ref_labels: Tensor,
     ) -> Tensor:
         gallery: dict[str, Tensor] = {}
-        if ref_emb is not None and ref_labels is not None:
+        if ref_emb is not None:
             wider = torch.promote_types(embeddings.dtype, ref_emb.dtype)
             embeddings = embeddings.to(wider)
             # New tensor objects: the library takes a gallery that *is* the batch for the in-batch call.
@@ -126,15 +126,10 @@ class MetricLearning(nn.Module):
         zero = torch.zeros((), device=labels.device)
         if self.num_classes is None:
             return labels, zero
-        unknown = (labels < 0) | (labels >= self.num_classes)
+        outside = outside_classes(labels, self.num_classes)
         if values_are_free_to_read(labels):
-            if bool(unknown.any()):
-                raise ValueError(
-                    f"labels must lie in [0, {self.num_classes}), the classes this loss has weights for, got "
-                    f"{int(labels[unknown][0])}; number the training classes from 0 and pass num_classes"
-                )
             return labels, zero
-        return labels.clamp(0, self.num_classes - 1), zero.masked_fill(unknown.any(), torch.nan)
+        return labels.clamp(0, self.num_classes - 1), zero.masked_fill(outside.any(), torch.nan)
 
 
 def check_module(name: str, part: object) -> None:

@@ -4,8 +4,8 @@ rank(k) = 1 + Σ_{j ≠ k} sigmoid((s_j - s_k) / tau)               over all oth
 R@K_i = 1/|P_i| Σ_{k ∈ P_i} sigmoid((K - rank(k)) / tau_k)        the loss is 1 minus its mean over queries and the K
 
 Paper and released code (yash0307/RecallatK_surrogate) differ. The paper has tau_k = 1 for every K, divides by |P_i| and
-ranks the other items only. The code's defaults are tau_k = K, it divides by min(K, |P_i|), caps each sum at K, and the
-query itself, though no positive, stands in the ranking of its own positives: each rank is one too high.
+ranks the other items only. The code's tau_k was K, and is 1 in its last version; it divides by min(K, |P_i|), caps each
+sum at K, and the query itself, though no positive, stands in the ranking of its own positives: each rank is one too high.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RecallAtK(nn.Module):
         ks: the numbers of places; the loss is the mean over them.
         tau: temperature of the sigmoid that counts ranks, the paper's tau_2.
         tau_k: temperature of the sigmoid of k - rank, the paper's tau_1; one number, or one for each k. The released
-            code has tau_k = k.
+            code had tau_k = k, and has 1 in its last version.
         share: "positives" divides by |P_i|, as the paper; "reachable" by min(k, |P_i|), as the released code.
         include_self: whether, in the in-batch call, the query is one of its own positives; not in the paper.
         mix: similarity mixup (SiMix): for every two pictures of a class in the batch a virtual one between them, as

@@ -6,6 +6,7 @@ score at least as high as each of those that do. See docs/metrics.md for definit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
@@ -216,6 +217,6 @@ def _relevance_of(alpha: float, weights: Sequence[float] | None, depth: int) -> 
             raise ValueError(f"alpha must be >= 0: a finer level is no less relevant than a coarser one, got {alpha}")
         return lambda sizes: decaying_relevance(sizes, alpha)
     given = [float(weight) for weight in weights]
-    if len(given) != depth or min(given) < 0 or sum(given) <= 0:
-        raise ValueError(f"weights must be {depth} numbers >= 0, one for each level, not all 0, got {weights!r}")
+    if len(given) != depth or min(given) < 0 or not 0 < sum(given) < math.inf:
+        raise ValueError(f"weights must be {depth} numbers >= 0, finite and not all 0, one a level, got {weights!r}")
     return lambda sizes: weighted_relevance(sizes, given)
