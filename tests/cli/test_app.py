@@ -244,6 +244,18 @@ main()
     ("modules", "words", "said"),
     [
         (["typer", "rich"], ["--help"], "error: the command line needs typer: pip install 'roadmap-retrieval[train]'"),
+        (
+            ["onnx"],
+            ["export", "small_cnn", "-o", "m.onnx"],
+            "error: this needs onnx: pip install 'roadmap-retrieval[export]'",
+        ),
+        (["fastapi"], ["serve", "i"], "error: serving needs fastapi: pip install 'roadmap-retrieval[serve]'"),
+        (["hydra"], ["train"], "error: training needs hydra: pip install 'roadmap-retrieval[train]'"),
+        (
+            ["PIL"],
+            ["evaluate", "small_cnn", "--data", "glyphs"],
+            "error: this needs PIL: pip install 'roadmap-retrieval[train]'",
+        ),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_extra(modules: list[str], words: list[str], said: str) -> None:

@@ -25,6 +25,10 @@ FIELDS = (
 OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
 OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
 EXAMPLE = re.compile(r"([A-Z_]+=\S+ )?roadmap ")
+# What brings a library that is not there; the others come with `train`.
+EXTRA_OF = {"onnx": "export", "onnxruntime": "export", "pytorch_metric_learning": "pml", "sklearn": "report"}
+EXTRA_OF |= dict.fromkeys(("faiss", "pymilvus", "milvus_lite"), "search")
+EXTRA_OF |= dict.fromkeys(("fastapi", "prometheus_client", "python_multipart", "uvicorn"), "serve")
 REPAIR = "Repair or remove it"
 SKIP = f"{REPAIR}, or use --on-error skip"
 
@@ -101,7 +105,8 @@ def is_reader_gone(error: BaseException) -> bool:
 def advice(error: Exception, damaged: str = REPAIR) -> str:
     """The message in the words of the command line, with what helps."""
     if isinstance(error, ModuleNotFoundError):
-        return f"this needs {error.name}: pip install 'roadmap-retrieval[train]'"
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0], "train")
+        return f"this needs {error.name}: pip install 'roadmap-retrieval[{extra}]'"
     names = "|".join(map(re.escape, OPTION_OF))
     spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
     said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
