@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import typer
 
+from roadmap.atomic import FULL_WORDS
 from roadmap.config.settings import SettingError
 
 FAILED, INTERRUPTED = 1, 130
@@ -102,6 +103,13 @@ def is_reader_gone(error: BaseException) -> bool:
     return any(state & select.POLLERR for _, state in asked.poll(0))
 
 
+def _words_of(error: Exception) -> str:
+    """What an error says; of the system's own, without its number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
 def advice(error: Exception, damaged: str = REPAIR) -> str:
     """The message in the words of the command line, with what helps."""
     if isinstance(error, ModuleNotFoundError):
@@ -109,7 +117,9 @@ def advice(error: Exception, damaged: str = REPAIR) -> str:
         return f"this needs {error.name}: pip install 'roadmap-retrieval[{extra}]'"
     names = "|".join(map(re.escape, OPTION_OF))
     spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
-    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
+    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", _words_of(error))
+    if FULL_WORDS.search(said):
+        return f"the disk is full ({said}); free some space, then give the same command again"
     if (
         isinstance(error, SettingError) and error.field not in OPTION_OF
     ):  # an argument, which is called as its option is
