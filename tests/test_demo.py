@@ -98,3 +98,21 @@ def test_it_tells_how_to_go_on_with_ones_own_pictures(finished: tuple[Path, str]
     guide = re.search(r"docs/\S+\.md", printed)
     assert guide is not None
     assert (Path(__file__).parent.parent / guide.group()).is_file()
+
+
+def test_a_mistake_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^error: unknown setting epoch, did you mean 'epochs'\?"):
+        demo.main(["--out", str(tmp_path / "demo"), "epoch=1"])
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"^error: .*file"):
+        demo.main(["--out", str(tmp_path / "file"), "epochs=1"])
+
+
+def test_ctrl_c_leaves_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "fit", stopped)
+    with pytest.raises(SystemExit) as left:
+        demo.main(["--out", str(tmp_path / "demo"), "epochs=1"])
+    assert left.value.code == 130

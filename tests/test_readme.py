@@ -177,6 +177,25 @@ def test_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    """`page.md#heading`, as it is spelt in an address."""
+    targets = re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", page.read_text(encoding="utf-8"))
+    missing = []
+    for file, _, heading in (target.partition("#") for target in targets if "://" not in target):
+        found = page.parent / file if file else page
+        if found.suffix == ".md" and heading not in headings(found):
+            missing.append(f"{file}#{heading}")
+    assert missing == []
+
+
+def headings(page: Path) -> set[str]:
+    """Of a page, as they are spelt in addresses: small letters, hyphens for spaces, nothing else."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = (re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.+)$", prose, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_what_it_says_is_here_can_be_imported() -> None:
     import roadmap.losses
 

@@ -82,6 +82,9 @@ def draw_gpus(axes: Axes) -> None:
     axes.legend(fontsize=8)
 
 
+GIBIBYTES = (5, 10, 20, 50, 100)  # less than two powers of ten: the ticks of a logarithm would be one
+
+
 def figure(dark: bool = False) -> Figure:
     plt.style.use(HERE / "roadmap.mplstyle")
     plt.rcParams.update(DARK if dark else {})
@@ -90,6 +93,8 @@ def figure(dark: bool = False) -> Figure:
     first.set(title="Time of a step, ViT-S", ylabel="seconds")
     draw_batch(second, "peak_mib", 1 / 1024)
     second.set(title="Memory of a step, ViT-S", ylabel="GiB")
+    second.set_yticks(GIBIBYTES, map(str, GIBIBYTES))
+    second.minorticks_off()
     draw_memory(third)
     third.set_title("A call of the loss with a memory")
     draw_gpus(fourth)

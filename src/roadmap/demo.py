@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,27 @@ def print_table(metrics: Metrics) -> None:
     Console().print(table)
 
 
+def demonstrate(out: Path, overrides: Sequence[str]) -> None:
+    """Train, compare, show; it prints what it does and what to do next."""
+    began, runs = time.monotonic(), dict[str, Run]()
+    metrics: dict[str, dict[str, float]] = {}
+    for number, (loss, name) in enumerate(LOSSES.items(), start=1):
+        settings = settings_of(loss, out, overrides)
+        print(f"\n{number} of {len(LOSSES)}: {name}, as by: roadmap train recipe=glyphs loss={loss}\n", flush=True)
+        runs[name] = Run.open(fit(settings))
+        summary = runs[name].summary()
+        (before,), (metrics[name],) = summary["before"].values(), summary["after"].values()
+        metrics = {UNTRAINED: before} | metrics
+    page = out / "retrievals.html"
+    write_page(page, settings, runs)
+    print()
+    print_table(metrics)
+    print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")
+    print(f"It took {time.monotonic() - began:.0f} s. Runs, with weights and logs: {out / 'runs'}\n")
+    print(SERVE.format(index=write_index(out, runs["ROADMAP"])), end="\n\n")
+    print(OWN_PICTURES)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m roadmap.demo", description="Train three losses on the built-in characters and compare them."
@@ -92,23 +114,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for runs and page (default: demo)")
     parser.add_argument("overrides", nargs="*", help="settings, as for roadmap train, such as epochs=2")
     options = parser.parse_args(argv)
-    began, runs = time.monotonic(), dict[str, Run]()
-    metrics: dict[str, dict[str, float]] = {}
-    for number, (loss, name) in enumerate(LOSSES.items(), start=1):
-        print(f"\n{number} of {len(LOSSES)}: {name}, as by: roadmap train recipe=glyphs loss={loss}\n", flush=True)
-        settings = settings_of(loss, options.out, options.overrides)
-        runs[name] = Run.open(fit(settings))
-        summary = runs[name].summary()
-        (before,), (metrics[name],) = summary["before"].values(), summary["after"].values()
-        metrics = {UNTRAINED: before} | metrics
-    page = options.out / "retrievals.html"
-    write_page(page, settings, runs)
-    print()
-    print_table(metrics)
-    print(f"\nQueries and what each model finds for them, right in green, wrong in red: open {page}")
-    print(f"It took {time.monotonic() - began:.0f} s. Runs, with weights and logs: {options.out / 'runs'}\n")
-    print(SERVE.format(index=write_index(options.out, runs["ROADMAP"])), end="\n\n")
-    print(OWN_PICTURES)
+    try:
+        demonstrate(options.out, options.overrides)
+    except KeyboardInterrupt as stop:
+        print("\nstopped; the same command begins anew", file=sys.stderr)
+        sys.exit(getattr(stop, "exit_code", 130))
+    except (ValueError, OSError) as error:  # what was typed, or a disk; anything else is a fault of ours
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -244,6 +244,50 @@ def test_ctrl_c_leaves_without_a_traceback_at_any_moment(module: str, words: lis
     assert (ran.returncode, ran.stderr.strip()) == (130, said)
 
 
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] in {modules!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from roadmap.__main__ import main
+sys.argv[1:] = {words!r}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "words", "said"),
+    [
+        (["typer", "rich"], ["--help"], "error: the command line needs typer: pip install 'roadmap-retrieval[train]'"),
+        (
+            ["onnx"],
+            ["export", "small_cnn", "-o", "m.onnx"],
+            "error: this needs onnx: pip install 'roadmap-retrieval[export]'",
+        ),
+        (["fastapi"], ["serve", "i"], "error: serving needs fastapi: pip install 'roadmap-retrieval[serve]'"),
+        (["hydra"], ["train"], "error: training needs hydra: pip install 'roadmap-retrieval[train]'"),
+        (
+            ["PIL"],
+            ["evaluate", "small_cnn", "--data", "glyphs"],
+            "error: this needs PIL: pip install 'roadmap-retrieval[train]'",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(modules: list[str], words: list[str], said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", ABSENT.format(modules=modules, words=words)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr.strip()) == (1, said)
+
+
 @pytest.mark.parametrize("words", [["train", "--help"], ["evaluate", "--help"], ["reproduce"]])
 def test_nobody_is_told_of_a_reader_who_left(words: list[str]) -> None:
     """As in `roadmap train --help | head`."""

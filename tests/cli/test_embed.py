@@ -366,6 +366,11 @@ def test_settings_are_told_by_the_name_of_their_option() -> None:
     worker = "Caught PictureError in worker\nTraceback ...\nroadmap.data.PictureError: a.png: empty\n"
     assert advice(RuntimeError(worker), SKIP) == "a.png: empty. Repair or remove it, or use --on-error skip"
     assert advice(RuntimeError(worker)) == "a.png: empty. Repair or remove it"
+    assert advice(PermissionError(13, "Permission denied", "a.npz")) == "a.npz: Permission denied"
+    again = "; free some space, then give the same command again"
+    assert advice(OSError(28, "No space left on device")) == f"the disk is full (No space left on device){again}"
+    for said in ("write error in a.faiss (No space left on device)", "rows.sqlite: database or disk is full"):
+        assert advice(RuntimeError(said)) == f"the disk is full ({said}){again}"
     assert advice(RuntimeError("CUDA out of memory")).endswith("A smaller --batch takes less memory")
     assert advice(ModuleNotFoundError(name="timm")) == "this needs timm: pip install 'roadmap-retrieval[train]'"
     options = CliRunner().invoke(app, ["embed", "--help"]).output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -35,6 +36,9 @@ def export(
     """
     if out.suffix != ".onnx":
         raise ValueError(f"--out {out} must end in .onnx")
+    for library in ("onnx", "onnxruntime"):  # before a model is opened; torch has words of its own for it
+        if importlib.util.find_spec(library) is None:
+            raise ModuleNotFoundError(name=library)
     encoder = asked.encoder(model)
     from roadmap.encoder.exporting import export as exported
     from roadmap.evaluation import evaluate, records_to_search

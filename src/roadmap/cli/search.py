@@ -42,7 +42,7 @@ def search(
 
     roadmap search pictures.index query.jpg --expand 10 --rerank 100
     """
-    with tell_errors():
+    with tell_errors(damaged="Search by another picture" if box is None else "Choose another --box or picture"):
         edges = None if box is None else edges_of(box)
         better = refinement_of(whiten, augment, expand, rerank)
         if out is not None and out.suffix.lower() not in ENDINGS:

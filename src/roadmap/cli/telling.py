@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import typer
 
+from roadmap.atomic import FULL_WORDS
 from roadmap.config.settings import SettingError
 
 FAILED, INTERRUPTED = 1, 130
@@ -25,6 +26,10 @@ FIELDS = (
 OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
 OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
 EXAMPLE = re.compile(r"([A-Z_]+=\S+ )?roadmap ")
+# What brings a library that is not there; the others come with `train`.
+EXTRA_OF = {"onnx": "export", "onnxruntime": "export", "pytorch_metric_learning": "pml", "sklearn": "report"}
+EXTRA_OF |= dict.fromkeys(("faiss", "pymilvus", "milvus_lite"), "search")
+EXTRA_OF |= dict.fromkeys(("fastapi", "prometheus_client", "python_multipart", "uvicorn"), "serve")
 REPAIR = "Repair or remove it"
 SKIP = f"{REPAIR}, or use --on-error skip"
 
@@ -98,13 +103,23 @@ def is_reader_gone(error: BaseException) -> bool:
     return any(state & select.POLLERR for _, state in asked.poll(0))
 
 
+def _words_of(error: Exception) -> str:
+    """What an error says; of the system's own, without its number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
 def advice(error: Exception, damaged: str = REPAIR) -> str:
     """The message in the words of the command line, with what helps."""
     if isinstance(error, ModuleNotFoundError):
-        return f"this needs {error.name}: pip install 'roadmap-retrieval[train]'"
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0], "train")
+        return f"this needs {error.name}: pip install 'roadmap-retrieval[{extra}]'"
     names = "|".join(map(re.escape, OPTION_OF))
     spelt = re.compile(rf"(?<![\w./-])({names})(=|(?![\w.]))")
-    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", str(error))
+    said = spelt.sub(lambda found: f"{OPTION_OF[found[1]]}{' ' if found[2] else ''}", _words_of(error))
+    if FULL_WORDS.search(said):
+        return f"the disk is full ({said}); free some space, then give the same command again"
     if (
         isinstance(error, SettingError) and error.field not in OPTION_OF
     ):  # an argument, which is called as its option is

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from roadmap.atomic import FULL_WORDS
 from roadmap.data.pictures.images import PictureError
 from roadmap.engine.compiling import Recorded
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MOMENTS = 2  # numbers that Adam keeps of each weight
-# safetensors is written in another language, and gives the system's error as text
-FULL_WORDS = re.compile(r"\(os error (28|122)\)|No space left on device|Disk quota exceeded")
 LOADER = re.compile(r"DataLoader worker \(pid")
 
 

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from roadmap.locations import INDEX
 from roadmap.search.columns import Column
-from roadmap.search.engines import Engine, Mark, Place, Selection, engine_named
+from roadmap.search.engines import Engine, Mark, Place, Selection, check_engine, engine_named
 from roadmap.search.filters import filter_from
 from roadmap.search.manifest import check_origin, engine_for, manifest_for
 from roadmap.search.metadata import Described, checked_metadata
@@ -81,7 +82,12 @@ class Index:
             options: of the engine; see its file.
         """
         manifest = manifest_for(about, dim, engine, columns or {}, class_names, storage, options or {})
-        return cls(Storage.create(Path(folder), manifest))
+        made = Storage.create(Path(folder), manifest)
+        try:
+            return cls(made)
+        except BaseException:  # a server that does not answer, say: an empty index that cannot be opened is none
+            (made.folder / INDEX).unlink(missing_ok=True)
+            raise
 
     @classmethod
     def open(cls, folder: str | Path, *, write: bool = False, verify: bool = True) -> Index:
@@ -102,18 +108,21 @@ class Index:
     def exchange_engine(cls, folder: str | Path, engine: str, options: Mapping[str, Any] | None = None) -> Index:
         """Open an index for writing with another engine, or with its own made anew; `build` it next.
 
-        Nothing is embedded again: an engine holds nothing that the index does not.
+        Nothing is embedded again: an engine holds nothing that the index does not. The index keeps its engine until the
+        other one has been opened.
         """
+        chosen, told = engine_for(engine), dict(options or {})
+        check_engine(chosen, told)
         storage = Storage.open(Path(folder), write=True, verify=True)
+        shutil.rmtree(storage.folder / "engine", ignore_errors=True)
+        storage.manifest = replace(storage.manifest, engine=chosen, options=told)
+        exchanged = cls(storage)
         try:
-            shutil.rmtree(storage.folder / "engine", ignore_errors=True)
-            manifest = replace(storage.manifest, engine=engine_for(engine), options=dict(options or {}))
-            manifest.save(storage.folder)
-            storage.manifest = manifest
+            storage.manifest.save(storage.folder)
         except BaseException:
-            storage.close()
+            exchanged.close()
             raise
-        return cls(storage)
+        return exchanged
 
     def add(
         self,

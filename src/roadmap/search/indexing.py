@@ -23,7 +23,7 @@ from roadmap.locations import INDEX
 from roadmap.progress import Bar, bar
 from roadmap.search.gathering import Pictures, pictures_of
 from roadmap.search.index import Index
-from roadmap.search.manifest import check_origin
+from roadmap.search.manifest import Manifest, check_origin
 from roadmap.search.syncing import Changes
 
 STEP = {"cpu": 512, "cuda": 8192}  # pictures after which what is done is kept
@@ -151,21 +151,14 @@ def _opened(
             storage=storage,
             options=options,
         )
-    index = Index.open(folder, write=True)
-    try:
-        check_origin(index.manifest.about, about, "the vectors of this model")
-        own = index.manifest.about.get("root", root)
-        if own != root:
-            raise ValueError(f"{folder} is an index of the pictures in {own}, not in {root}; choose another folder")
-        same = engine in (None, "auto", index.manifest.engine) and options in (None, index.manifest.options)
-    except BaseException:
-        index.close()
-        raise
-    if same:
-        return index
-    name = index.manifest.engine if engine in (None, "auto") else str(engine)
-    index.close()
-    return Index.exchange_engine(folder, name, options)
+    manifest = Manifest.load(folder)  # the index itself is not opened: its engine may be what is exchanged
+    check_origin(manifest.about, about, "the vectors of this model")
+    own = manifest.about.get("root", root)
+    if own != root:
+        raise ValueError(f"{folder} is an index of the pictures in {own}, not in {root}; choose another folder")
+    if engine in (None, "auto", manifest.engine) and options in (None, manifest.options):
+        return Index.open(folder, write=True)
+    return Index.exchange_engine(folder, manifest.engine if engine in (None, "auto") else str(engine), options)
 
 
 def _embeddings_of(encoder: Encoder, part: Records, progress: bool | None) -> Embeddings:

@@ -16,8 +16,7 @@ import torch
 
 from roadmap.atomic import whole_file
 from roadmap.locations import INDEX, check_index
-from roadmap.names import did_you_mean
-from roadmap.search.engines import ENGINES, installed
+from roadmap.search.engines import check_engine, installed
 from roadmap.search.metadata import checked_columns
 from roadmap.search.vectors import STORAGES, DamagedError
 
@@ -86,11 +85,10 @@ def manifest_for(
     """The manifest of a new index, checked; the arguments are those of `Index.create`."""
     if dim < 1 or storage not in STORAGES:
         raise ValueError(f"dim must be at least 1 and storage one of {', '.join(STORAGES)}, got {dim}, {storage!r}")
-    if engine not in ("auto", *ENGINES):
-        raise ValueError(f"engine must be auto, {', '.join(ENGINES)}, got {engine!r}{did_you_mean(engine, ENGINES)}")
     origin = {key: value for key, value in about.items() if key != "skipped"}
-    every = checked_columns(columns)
-    return Manifest(origin, dim, storage, engine_for(engine), dict(options), every, tuple(class_names))
+    every, chosen = checked_columns(columns), engine_for(engine)
+    check_engine(chosen, options)
+    return Manifest(origin, dim, storage, chosen, dict(options), every, tuple(class_names))
 
 
 def check_origin(mine: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
@@ -142,14 +140,21 @@ def engine_for(name: str) -> str:
     return "faiss" if installed("faiss") and not torch.cuda.is_available() else "exact"
 
 
-def make_room(folder: Path) -> None:
-    """Room for a new index: what an interrupted `create` left goes, anything else is refused."""
+def check_room(folder: Path) -> set[str]:
+    """There is room for a new index. What lies there: nothing, or what an interrupted `create` left."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; name a new folder for the index")
     found = {path.name for path in folder.iterdir()}
     if INDEX in found:
         raise FileExistsError(f"{folder} holds an index already; open it, or choose another folder")
     if strange := sorted(found - set(PARTS)):
         raise FileExistsError(f"{folder} is not empty ({strange[0]}); choose a new folder for the index")
-    for name in found - {"lock"}:
+    return found
+
+
+def make_room(folder: Path) -> None:
+    """Room for a new index: what an interrupted `create` left goes, anything else is refused."""
+    for name in check_room(folder) - {"lock"}:
         shutil.rmtree(folder / name) if name == "engine" else (folder / name).unlink()
 
 

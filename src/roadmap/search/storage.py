@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roadmap.search.manifest import Manifest, WriterLock, make_room
+from roadmap.search.manifest import Manifest, WriterLock, check_room, make_room
 from roadmap.search.rows import FileFacts, Rows
 from roadmap.search.vectors import Floats, VectorFile
 
@@ -25,6 +25,8 @@ class Storage:
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> Storage:
+        if folder.exists():
+            check_room(folder)  # first: the lock is a file, which a folder of anything else should not get
         folder.mkdir(parents=True, exist_ok=True)
         writer = WriterLock(folder)
         try:

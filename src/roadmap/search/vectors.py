@@ -119,7 +119,9 @@ def unit_queries(vectors: Tensor | ArrayLike, dim: int) -> Floats:
     Raises:
         ValueError: another shape, or a vector without a direction (zero, NaN, infinite); says which.
     """
-    given = vectors.detach().cpu().float().numpy() if isinstance(vectors, Tensor) else np.asarray(vectors, np.float32)
+    plain = vectors.detach().cpu().float().numpy() if isinstance(vectors, Tensor) else vectors
+    with np.errstate(over="ignore"):  # beyond float32 it is infinite, which is told below
+        given = np.asarray(plain, np.float32)
     if given.ndim == 1:
         given = given[None]
     if given.ndim != 2 or given.shape[1] != dim:

@@ -51,7 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     encoder = ColourEncoder()
     index = make_index(folder / "birds", folder / "pictures", encoder)
     plain = make_index(folder / "plain", folder / "pictures", encoder)
-    limits = patient(rate=0, upload=200_000, pixels=100_000, batch=40, results=20, depth=22)
+    limits = patient(rate=0, upload=200_000, text=150_000, pixels=100_000, batch=40, results=20, depth=22)
     app = application({"birds": index, "plain": plain}, {"birds": encoder}, limits)
     with running(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
         yield World(address, client, index, encoder, folder, folder / "pictures", app.state.service)

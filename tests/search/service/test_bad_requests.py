@@ -118,6 +118,31 @@ def test_bodies_that_cannot_be(world: World, name: str) -> None:
     assert (said.status_code, words in said.json()["error"]) == (status, True), said.text
 
 
+@pytest.mark.parametrize("header", [{"content-type": "application/json"}, {}, {"content-type": "text/plain"}])
+def test_what_is_parsed_as_a_whole_may_be_less_than_files(world: World, header: dict[str, str]) -> None:
+    body = b'{"queries": [{"vector": [' + b"0," * 80_000 + b"1]}]}"  # 160 kB: as files it would be taken
+    assert len(body) > 150_000
+    for content in (body, iter([body[:100_000], body[100_000:]])):  # with its length in the header, and without
+        said = world.client.post(POST, content=content, headers=header)
+        assert (said.status_code, said.json()["error"]) == (
+            413,
+            "the request is too large: at most 150,000 bytes are allowed",
+        )
+    assert world.upload(b"x" * 160_000).status_code == 415  # it was read: it is no picture
+
+
+def test_a_vector_longer_than_any_models_is_refused_before_all_of_it_is_checked(world: World) -> None:
+    body = '{"queries": [{"vector": [' + "0," * 70_000 + "1]}]}"
+    said = world.client.post(POST, content=body, headers={"content-type": "application/json"})
+    assert (said.status_code, "at most 65536 items" in said.json()["error"]) == (422, True), said.text
+
+
+def test_numbers_beyond_float32_are_told_without_a_warning(world: World, recwarn: pytest.WarningsRecorder) -> None:
+    said = world.post("search", {"queries": [{"vector": [1e308] * 48}]})
+    assert (said.status_code, "holds NaN or infinity" in said.json()["error"]) == (422, True)
+    assert [str(warning.message) for warning in recwarn if "overflow" in str(warning.message)] == []
+
+
 def test_paths_methods_and_types_that_are_not_there(world: World) -> None:
     assert world.client.get("/nothing").json() == {"error": "Not Found"}
     assert world.client.get("/api/indexes/nobody/picture?id=1").json()["error"].startswith("there is no index 'nobody'")

@@ -97,7 +97,7 @@ def test_no_client_gets_more_than_its_rate(rate: float, burst: int, steps: list[
     rates.take("b", burst)  # another client is not held up
 
 
-@pytest.mark.parametrize("field", ["upload", "pixels", "queue", "seconds", "burst", "rate"])
+@pytest.mark.parametrize("field", ["upload", "text", "pixels", "queue", "seconds", "burst", "rate"])
 def test_limits_that_cannot_be(field: str) -> None:
     with pytest.raises(SettingError, match=f"{field}=-1 must be at least"):
         Limits(**{field: -1})
@@ -106,7 +106,8 @@ def test_limits_that_cannot_be(field: str) -> None:
 
 
 def test_too_large_is_refused_before_it_is_sent(world: World) -> None:
-    head = "POST /api/indexes/birds/search HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"
+    head = "POST /api/indexes/birds/search/pictures HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n"
+    head += "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
     said = conversation(world.address, head.encode())
     assert said.startswith(b"HTTP/1.1 413")
     assert b"at most 200,000 bytes are allowed" in said

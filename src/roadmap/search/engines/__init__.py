@@ -10,7 +10,6 @@ can be lost, late or exchanged for another, and the index loses nothing.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roadmap.names import did_you_mean
 from roadmap.search.columns import Column, Mask, mask_of
+from roadmap.search.engines.options import ENGINES as ENGINES
+from roadmap.search.engines.options import check_engine as check_engine
+from roadmap.search.engines.options import installed as installed
 from roadmap.search.filters import Filter
 from roadmap.search.vectors import Floats, Slots, VectorFile
 
-ENGINES = ("exact", "faiss", "milvus")
-NEEDS = {"faiss": "faiss", "milvus": "pymilvus"}
 NOTHING = -1  # the slot where there are fewer results than were asked for
 
 
@@ -107,16 +106,8 @@ class Engine(Protocol):
 
 
 def engine_named(name: str, place: Place) -> Engine:
-    """A fresh engine; `load` it next.
-
-    Raises:
-        ValueError: no engine of this name.
-        ImportError: its library is not installed; says how to install it.
-    """
-    if name not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}{did_you_mean(name, ENGINES)}")
-    if not installed(name):
-        raise ImportError(f"the engine {name!r} needs {NEEDS[name]}: pip install 'roadmap-retrieval[search]'")
+    """A fresh engine; `load` it next. Its options were checked before they were kept."""
+    check_engine(name, {})
     if name == "faiss":
         from roadmap.search.engines.faiss import FaissEngine
 
@@ -128,10 +119,6 @@ def engine_named(name: str, place: Place) -> Engine:
     from roadmap.search.engines.exact import ExactEngine
 
     return ExactEngine(place)
-
-
-def installed(name: str) -> bool:
-    return name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
 
 
 def no_results(queries: int, k: int) -> tuple[Floats, Slots]:

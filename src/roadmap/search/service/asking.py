@@ -81,7 +81,7 @@ def parsed(text: str | None, what: str, limits: Limits) -> Any:
     """A form field that holds JSON; None where it is empty."""
     if not text:
         return None
-    if len(text) > limits.upload:
+    if len(text) > limits.text:
         raise Refusal(413, f"{what} is too long")
     try:
         return json.loads(text, parse_constant=_refuse_constant)

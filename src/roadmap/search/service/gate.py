@@ -141,16 +141,19 @@ class Gate:
                 raise Refusal(401, "a valid key is needed: send the header Authorization: Bearer KEY")
         if scope["method"] in ("POST", "DELETE", "PUT", "PATCH"):
             self.rates.take(client_of(scope))
-        length = headers.get(b"content-length", "0")
-        if length.isdigit() and int(length) > self.limits.upload:
-            raise self._too_large()
+        length, most = headers.get(b"content-length", "0"), self._most(scope)
+        if length.isdigit() and int(length) > most:
+            raise _too_large(most)
 
-    def _too_large(self) -> Refusal:
-        return Refusal(413, f"the request is too large: at most {self.limits.upload:,} bytes are allowed")
+    def _most(self, scope: Scope) -> int:
+        """Bytes of its body. Files come in forms; anything else is parsed as a whole, into many times its size."""
+        kinds = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
+        form = bool(kinds) and all(kind.lower().startswith(b"multipart/form-data") for kind in kinds)
+        return self.limits.upload if form else min(self.limits.text, self.limits.upload)
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         """The body as it comes, until it is too large or too slow."""
-        size, whole = 0, False
+        size, whole, most = 0, False, self._most(scope)
         loop = asyncio.get_running_loop()
         scope["deadline"] = deadline = loop.time() + self.limits.seconds
 
@@ -165,8 +168,8 @@ class Gate:
                 # of this class, because the framework hands it on from wherever the body is read
                 raise HTTPException(408, f"the request did not arrive within {self.limits.seconds:g} s") from error
             size += len(message.get("body", b""))
-            if size > self.limits.upload:
-                raise HTTPException(413, self._too_large().reason)
+            if size > most:
+                raise HTTPException(413, _too_large(most).reason)
             whole = not message.get("more_body", False)
             return message
 
@@ -184,6 +187,10 @@ async def refuse(refusal: Refusal, send: Send) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _too_large(most: int) -> Refusal:
+    return Refusal(413, f"the request is too large: at most {most:,} bytes are allowed")
 
 
 def client_of(scope: Scope) -> str:

@@ -28,6 +28,7 @@ class Limits:
 
     Attributes:
         upload: bytes of the body of a request; more is not read.
+        text: the same of one that is no form of files, such as JSON, which takes many times its size once it is parsed.
         pixels: of one picture; known from its header, before it is decoded.
         rate: queries a second of one client address, on average; 0 for no limit.
         burst: queries that a client may send at once before the rate counts.
@@ -42,6 +43,7 @@ class Limits:
     """
 
     upload: int = 20 * MEBIBYTE
+    text: int = 4 * MEBIBYTE
     pixels: int = 50_000_000
     rate: float = 100.0
     burst: int = 200

@@ -10,7 +10,7 @@ Where = Annotated[
     dict[str, Any],
     Field(description='Which rows may be found, such as {"label": "owl", "year": {">=": 2020}}; {} lets all pass.'),
 ]
-Vector = Annotated[list[FiniteFloat], Field(min_length=1)]
+Vector = Annotated[list[FiniteFloat], Field(min_length=1, max_length=65_536)]  # longer than any model's
 Box = Annotated[
     list[FiniteFloat],
     Field(min_length=4, max_length=4, description="x, y, width, height in pixels of the upright picture."),

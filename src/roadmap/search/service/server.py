@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import signal
 import socket
@@ -139,7 +140,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind(address)
         except OSError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+            other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {other}") from error
         yield listener
 
 
