@@ -87,6 +87,19 @@ def test_label_trees_compile(loss: torch.nn.Module, gallery: bool, monkeypatch: 
     assert lists | {"_stored_ranks", "graded_rows", "among_grades", "_negative_gradients", "_product"} <= names
 
 
+@pytest.mark.parametrize(("dims", "dimensions"), [(50, 16), (64, 16), (65, 64), (512, 64)])
+def test_an_accumulator_takes_few_of_few_dimensions(
+    dims: int, dimensions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three products of 16 dimensions each between one fresh accumulator and the next."""
+    with compiled_not_launched(monkeypatch) as compiled:
+        from roadmap.kernels.triton import small
+
+        small.cosine_scores(torch.randn(300, dims), None)
+    (ptx,) = (kernel.ptx for kernel in compiled if kernel.name == "_scores")
+    assert ptx.count("wgmma.mma_async") == 3 * dimensions // 16
+
+
 def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     with compiled_not_launched(monkeypatch) as compiled:
         from roadmap.kernels.triton import rows

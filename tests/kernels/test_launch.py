@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from .conftest import _forget_records
+
 pytest.importorskip("triton")
 from roadmap.kernels.triton import launch
 from roadmap.kernels.triton.launch import Arena, _tape, new_buffer, shared_memory, signature_of
@@ -93,6 +95,17 @@ def test_records_are_played_for_calls_like_theirs_alone(
         launch.play_or_record(programs, torch.device("cpu"), given, buffer, launch_all)
         assert played in ([], [expected])
     assert played == [expected]  # the second time from the record
+
+
+def test_a_test_finds_no_records_of_another() -> None:
+    """They were made with other sizes of blocks, perhaps, and are not asked for them."""
+    from roadmap.kernels.triton import fused, stored, tree_lists, trees
+
+    for records in (fused._programs, trees._programs, stored._counting, tree_lists._counting):
+        assert not records
+        records["left behind"] = launch.Program()  # type: ignore[assignment]
+    _forget_records()
+    assert not any((fused._programs, trees._programs, stored._counting, tree_lists._counting))
 
 
 def addresses_of(tape: launch.Tape, addresses: list[int]) -> list[int]:

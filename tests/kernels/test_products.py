@@ -1,4 +1,5 @@
-"""Products that are taken in parts: the parts of every block, the last one too, fit into the room for them."""
+"""Products that are taken in parts: the parts of every block, the last one too, fit into the room for them; and how
+exact scores are whose parts are added as a tensor core adds."""
 
 from __future__ import annotations
 
@@ -72,3 +73,32 @@ def test_blocks_of_a_graded_loss_fit(rows: int, parts: list[int]) -> None:
         trees._add_block(call, relevant, state, state.scores[: min(height, rows - first)], first, products)
     assert len(parts) == 2 * -(-rows // height)
     assert max(parts) > 1
+
+
+def test_short_accumulators_are_more_exact_where_dimensions_are_few() -> None:
+    """A tensor core cuts off what does not fit into the accumulator, always to the same side. Of 64 dimensions that is
+    an error of 9e-8 where scores are near 1, of 16 at a time half of it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 64, generator=generator) + 0.3 * torch.randn(200, 64, generator=generator)
+    unit = (x / x.norm(dim=1, keepdim=True)).double()
+    hi = (4096 * unit).half()
+    halves = hi.double(), (4096 * unit - hi).half().double()
+    truth = unit @ unit.T
+    found = {}
+    for depth in (64, 16):
+        scores = torch.zeros(200, 200)
+        for first in range(0, 64, depth):
+            part = torch.zeros(200, 200, dtype=torch.float64)
+            for mine, theirs in ((0, 1), (1, 0), (0, 0)):
+                for at in range(first, first + depth, 16):
+                    part = cut(part + halves[mine][:, at : at + 16] @ halves[theirs][:, at : at + 16].T)
+            scores += part.float()
+        found[depth] = float((scores.double() / 2**24 - truth).square().mean().sqrt())
+    assert found == pytest.approx({64: 9e-8, 16: 4.5e-8}, rel=0.2)
+
+
+def cut(x: torch.Tensor) -> torch.Tensor:
+    """What of positive and negative numbers float32 holds, without rounding."""
+    near = x.float()
+    beyond = near.double().abs() > x.abs()
+    return torch.where(beyond, near.nextafter(torch.zeros_like(near)), near).double()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,10 +120,34 @@ def tree_batch(items: int, dims: int, genera: int, spread: float = 1.2, gallery:
     return GradedCase("", x, labels, *(some(gallery) if gallery else (None, None)))
 
 
+PLACES = 100  # of a ranking in which a rank more or less shows in the measure
+
+
+def near_ties(case: GradedCase, within: float = 1e-7) -> tuple[Tensor, Tensor]:
+    """Queries, and gallery items that follow another among the first of their ranking more closely than float32 tells
+    apart: it may tie the two or turn them round, however exact everything else is."""
+    assert case.gallery is not None
+    queries, items = (nn.functional.normalize(x.float().double()) for x in (case.vectors, case.gallery))
+    scores, order = (queries @ items.T).topk(PLACES, dim=1)
+    rows, places = (scores[:, :-1] - scores[:, 1:] < within).nonzero(as_tuple=True)
+    return rows, order[rows, places + 1]
+
+
+def apart(case: GradedCase) -> GradedCase:
+    """The case without its near ties."""
+    assert case.gallery is not None
+    assert case.gallery_labels is not None
+    kept = torch.ones(len(case.gallery), dtype=torch.bool)
+    kept[near_ties(case)[1]] = False
+    found = replace(case, gallery=case.gallery[kept], gallery_labels=case.gallery_labels[kept])
+    return apart(found) if len(near_ties(found)[0]) else found
+
+
+NEARLY_TIED = partial(tree_batch, 200, 512, 15, gallery=5000)
 LARGE: dict[str, Callable[[], GradedCase]] = {
     "batch 384": lambda: tree_batch(384, 512, 24),
     "batch 1500": lambda: tree_batch(1500, 512, 100),
     "few roots": lambda: tree_batch(700, 50, 2),
-    "gallery 5000": lambda: tree_batch(200, 512, 15, gallery=5000),
+    "gallery 5000": lambda: apart(NEARLY_TIED()),
     "near neighbours": lambda: tree_batch(512, 64, 10, spread=0.05),
 }

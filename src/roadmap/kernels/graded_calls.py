@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roadmap.kernels.graded import GradedRule, Measure, PullRule, values_and_slope
-from roadmap.kernels.operators import refuse_second_derivative
+from roadmap.kernels.operators import FirstDerivative, define
 from roadmap.kernels.rules import RANKS_SCHEMA, RankRule
 
 
@@ -44,23 +44,9 @@ class _GradedFromScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
-        found = None if grad is None else _Gradient.apply(grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        backward = torch.ops.roadmap.graded_from_scores_backward
+        found = None if grad is None else FirstDerivative.apply(backward, grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return found, *(None,) * ctx.others
-
-
-class _Gradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Tensor) -> Tensor:
-        found: Tensor = torch.ops.roadmap.graded_from_scores_backward(*inputs)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    backward = staticmethod(refuse_second_derivative)
 
 
 # --- the operator
@@ -108,21 +94,9 @@ def _library_of_operators() -> Any:
     called = (
         f"(Tensor scores, Tensor grades, str measure, bool exponential, {RANKS_SCHEMA}, float[] pull, bool with_slope)"
     )
-    for name, schema, function, fake, derivative, keep in (
-        ("graded_from_scores", f"{called} -> (Tensor, Tensor)", _operator, _fake, _derivative, _keep),
-        (
-            "graded_from_scores_backward",
-            "(Tensor grad, Tensor slope, Tensor scores) -> Tensor",
-            _gradient,
-            _gradient,
-            refuse_second_derivative,
-            None,
-        ),
-    ):
-        library.define(name + schema)
-        library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"roadmap::{name}", fake, lib=library)
-        torch.library.register_autograd(f"roadmap::{name}", derivative, setup_context=keep, lib=library)
+    define(library, "graded_from_scores", f"{called} -> (Tensor, Tensor)", _operator, _fake, _derivative, _keep)
+    backward = "(Tensor grad, Tensor slope, Tensor scores) -> Tensor"
+    define(library, "graded_from_scores_backward", backward, _gradient, _gradient)
     return library
 
 

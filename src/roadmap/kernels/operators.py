@@ -13,6 +13,7 @@ kernels of a small batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -189,29 +190,44 @@ def refuse_second_derivative(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(SECOND_DERIVATIVE)
 
 
+class FirstDerivative(torch.autograd.Function):
+    """The backward of an operator for the transforms of `torch.func`: a function and its arguments, and no more."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: Callable[..., Any], *inputs: Any) -> Any:
+        return function(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    backward = staticmethod(refuse_second_derivative)
+
+
+def define(
+    library: Any, name: str, schema: str, function: Any, fake: Any, derivative: Any = refuse_second_derivative,
+    keep: Any = None,
+) -> None:  # fmt: skip
+    """Registers `roadmap::name`: what it does, its shapes, and its derivative from what `keep` left."""
+    library.define(name + schema)
+    library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"roadmap::{name}", fake, lib=library)
+    torch.library.register_autograd(f"roadmap::{name}", derivative, setup_context=keep, lib=library)
+
+
 def _library_of_operators() -> Any:
     library: Any = torch.library.Library("roadmap", "DEF")  # type: ignore[no-untyped-call]
-    for name, schema in _SCHEMAS.items():
-        library.define(name + schema)
-    for name, function, fake in (
-        ("rank_loss", _rank_loss, _fake_rank_loss),
+    for name, *functions in (
+        ("rank_loss", _rank_loss, _fake_rank_loss, _rank_loss_derivative, keep_rank_loss),
         ("rank_loss_backward", _rank_loss_backward, _fake_rank_loss_backward),
-        ("ap_from_scores", _ap_from_scores, _fake_ap_from_scores),
+        ("ap_from_scores", _ap_from_scores, _fake_ap_from_scores, _ap_derivative, keep_ap),
         ("ap_from_scores_backward", _ap_from_scores_backward, _ap_from_scores_backward),
-        ("cosine_scores", _cosine_scores, _fake_cosine_scores),
+        ("cosine_scores", _cosine_scores, _fake_cosine_scores, _cosine_derivative, keep_cosines),
         ("cosine_scores_backward", _cosine_scores_backward, _fake_gradients),
     ):
-        library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"roadmap::{name}", fake, lib=library)
-    for name, derivative, keep in (
-        ("rank_loss", _rank_loss_derivative, keep_rank_loss),
-        ("ap_from_scores", _ap_derivative, keep_ap),
-        ("cosine_scores", _cosine_derivative, keep_cosines),
-        ("rank_loss_backward", refuse_second_derivative, None),
-        ("ap_from_scores_backward", refuse_second_derivative, None),
-        ("cosine_scores_backward", refuse_second_derivative, None),
-    ):
-        torch.library.register_autograd(f"roadmap::{name}", derivative, setup_context=keep, lib=library)
+        define(library, name, _SCHEMAS[name], *functions)
     return library
 
 

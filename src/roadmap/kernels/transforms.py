@@ -62,23 +62,9 @@ class _RankLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         state, *compared = ctx.saved_tensors
         needs = (True, compared[1] is not None)
-        dq, dg = _RankLossBackward.apply(grad, state, *compared, *ctx.plain, *needs)  # type: ignore[no-untyped-call]
+        inputs = grad, state, *compared, *ctx.plain, *needs
+        dq, dg = operators.FirstDerivative.apply(torch.ops.roadmap.rank_loss_backward, *inputs)  # type: ignore[no-untyped-call]
         return dq, dg if needs[1] else None, *(None,) * (4 + len(ctx.plain))
-
-
-class _RankLossBackward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = torch.ops.roadmap.rank_loss_backward(*inputs)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
-
-    backward = staticmethod(operators.refuse_second_derivative)
 
 
 class _ApFromScores(torch.autograd.Function):
@@ -96,22 +82,8 @@ class _ApFromScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-        return _ApFromScoresBackward.apply(grad, *ctx.saved_tensors), *(None,) * ctx.others  # type: ignore[no-untyped-call]
-
-
-class _ApFromScoresBackward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        found: Tensor = torch.ops.roadmap.ap_from_scores_backward(*inputs)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    backward = staticmethod(operators.refuse_second_derivative)
+        backward = torch.ops.roadmap.ap_from_scores_backward
+        return operators.FirstDerivative.apply(backward, grad, *ctx.saved_tensors), *(None,) * ctx.others  # type: ignore[no-untyped-call]
 
 
 class _CosineScores(torch.autograd.Function):
@@ -130,20 +102,6 @@ class _CosineScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         queries, gallery = ctx.saved_tensors
         needs = (True, gallery is not None)
-        dq, dg = _CosineScoresBackward.apply(grad, queries, gallery, *needs)  # type: ignore[no-untyped-call]
+        backward = torch.ops.roadmap.cosine_scores_backward
+        dq, dg = operators.FirstDerivative.apply(backward, grad, queries, gallery, *needs)  # type: ignore[no-untyped-call]
         return dq, dg if needs[1] else None
-
-
-class _CosineScoresBackward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = torch.ops.roadmap.cosine_scores_backward(*inputs)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
-
-    backward = staticmethod(operators.refuse_second_derivative)

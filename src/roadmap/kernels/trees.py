@@ -5,10 +5,7 @@ at most one grade a level, and who has which is worked out where the ranks are c
 `both_run_on_triton`; elsewhere the losses take `graded`.
 
     roadmap::tree_terms        sum of 1 - measure over the queries that have a positive, their number; or the one over
-                               the other; the derivatives
-    roadmap::tree_gradient     the gradient at one side, from the one at the terms
-
-The derivative of a sum, or of a mean, is counted with it: its backward is a multiplication.
+                               the other; the derivatives (counted.py)
 """
 
 from __future__ import annotations
@@ -19,12 +16,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from roadmap.kernels.counted import Counted, define_counted, terms_or_loss
 from roadmap.kernels.devices import on_device_of
 from roadmap.kernels.graded import GradedRule
 from roadmap.kernels.graded_calls import _flat, _rule_of
-from roadmap.kernels.operators import refuse_second_derivative
-from roadmap.kernels.paths import is_plain_call
-from roadmap.kernels.rules import AP_SUM, RANKS_SCHEMA, TERMS
+from roadmap.kernels.rules import RANKS_SCHEMA, TERMS
 
 UNKNOWN = -1  # in a path: this level is not known, and matches nothing
 ALL_ITEMS = -1
@@ -116,53 +112,11 @@ def _terms_or_loss(
     if gallery is not None and not torch.compiler.is_compiling():
         # The function that made the gallery may say how many of its rows it hands a gradient on to.
         moving = getattr(gallery.grad_fn, "moving_rows", ALL_ITEMS)
-    hidden = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    needs = (x is not None and torch.is_grad_enabled() and (x.requires_grad or hidden) for x in (queries, gallery))
-    inputs = (queries, gallery, query_paths, gallery_paths, own, *_flat_tree(rule), as_terms, moving, *needs)
-    out: Tensor
-    if torch.compiler.is_compiling():
-        out, _, _ = torch.ops.roadmap.tree_terms(*inputs)
-    else:
-        out, _, _ = _TreeTerms.apply(*inputs)  # type: ignore[no-untyped-call]
-    return out
+    inputs = queries, gallery, query_paths, gallery_paths, own, *_flat_tree(rule), as_terms, moving
+    return terms_or_loss(torch.ops.roadmap.tree_terms, _operator, inputs)
 
 
-class _TreeTerms(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        function = _operator if is_plain_call(inputs[0]) else torch.ops.roadmap.tree_terms
-        found: tuple[Tensor, Tensor, Tensor] = function(*inputs)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        _keep(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        return _derivative_by(_Gradient.apply, ctx, grad)
-
-
-class _Gradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        function = _gradient if is_plain_call(inputs[0]) else torch.ops.roadmap.tree_gradient
-        found: Tensor = function(*inputs)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    backward = staticmethod(refuse_second_derivative)
-
-
-# --- the operators
+# --- the operator
 
 
 def _flat_tree(rule: TreeRule) -> tuple[Any, ...]:
@@ -174,7 +128,7 @@ def _tree_rule_of(kind: str, weights: list[float], include_self: bool, *measure:
     return TreeRule(_rule_of(*measure), cast(Kind, kind), tuple(weights), include_self)
 
 
-def _operator(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _operator(*args: Any) -> Counted:
     (queries, gallery, query_paths, gallery_paths, own), (*flat, as_terms, moving) = args[:5], args[5:-2]
     from roadmap.kernels.triton import trees
 
@@ -184,7 +138,7 @@ def _operator(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         return trees.terms_and_gradients(call, args[-2:])
 
 
-def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(*args: Any) -> Counted:
     queries, gallery, as_terms, moving = args[0], args[1], args[-4], args[-3]
     rows = 0 if gallery is None else len(gallery) if moving == ALL_ITEMS else moving
     found = [queries.new_empty((TERMS,) if as_terms else (), dtype=torch.float32)]
@@ -194,54 +148,14 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return found[0], found[1], found[2]
 
 
-def _gradient(grad: Tensor, found: Tensor, x: Tensor) -> Tensor:
-    """The gradient at `x` from that at the terms, or at the mean; `found` is the derivative of the sum, or of the mean,
-    by the front of `x`."""
-    product = grad.reshape(-1)[AP_SUM] * found
-    if len(found) == len(x):
-        return product.to(x.dtype)
-    whole = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    whole[: len(found)] = product
-    return whole
-
-
-def _fake_gradient(grad: Tensor, found: Tensor, x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:], *inputs[:2])
-    ctx.others = len(inputs) - 2
-
-
-def _derivative_by(gradient: Any, ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-    by_queries, by_gallery, queries, gallery = ctx.saved_tensors
-    sides = (by_queries, queries), (by_gallery, gallery)
-    both = (None if grad is None or x is None or not found.numel() else gradient(grad, found, x) for found, x in sides)
-    return *both, *(None,) * ctx.others
-
-
-def _derivative(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    return _derivative_by(torch.ops.roadmap.tree_gradient, ctx, grad)
-
-
 def _library_of_operators() -> Any:
     library: Any = torch.library.Library("roadmap", "FRAGMENT")  # type: ignore[no-untyped-call]
-    terms = (
+    schema = (
         "(Tensor queries, Tensor? gallery, Tensor query_paths, Tensor gallery_paths, Tensor? own, str kind, "
         f"float[] weights, bool include_self, str measure, bool exponential, {RANKS_SCHEMA}, float[] pull, "
         "bool as_terms, int moving, bool for_queries, bool for_gallery) -> (Tensor, Tensor, Tensor)"
     )
-    gradient = "(Tensor grad, Tensor found, Tensor x) -> Tensor"
-    for name, schema, function, fake, derivative, keep in (
-        ("tree_terms", terms, _operator, _fake, _derivative, _keep),
-        ("tree_gradient", gradient, _gradient, _fake_gradient, refuse_second_derivative, None),
-    ):
-        library.define(name + schema)
-        library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"roadmap::{name}", fake, lib=library)
-        torch.library.register_autograd(f"roadmap::{name}", derivative, setup_context=keep, lib=library)
+    define_counted(library, "tree_terms", schema, _operator, _fake)
     return library
 
 

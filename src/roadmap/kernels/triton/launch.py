@@ -177,15 +177,13 @@ def program_of(programs: dict[Any, Program], key: tuple[Any, ...], tensors: Sequ
 
 
 def play_or_record(
-    programs: dict[Any, Program], device: torch.device, given: Sequence[Tensor], buffer: Tensor,
-    launch_all: Callable[[Arena], None],
+    programs: dict[Any, Program], device: torch.device, given: Sequence[Tensor | None], buffer: Tensor,
+    launch_all: Callable[[Arena], None], key: tuple[Any, ...] = (),
 ) -> None:  # fmt: skip
     """Launches over `given` and `buffer`, from a record where there is one of calls like this."""
-    program = programs.setdefault((device, signature_of(given)), Program())
+    program = program_of(programs, (device, *key), given)
     if program.tape is not None:
-        program.tape.play([t.data_ptr() for t in (*given, buffer)], device.index or 0)
-    else:
-        with program.run(device, given, buffer) as arena:
-            launch_all(arena)
-    while len(programs) > MOST_PROGRAMS:
-        programs.pop(next(iter(programs)))
+        program.tape.play([0 if t is None else t.data_ptr() for t in (*given, buffer)], device.index or 0)
+        return
+    with program.run(device, given, buffer) as arena:
+        launch_all(arena)

@@ -107,7 +107,7 @@ def _list_offsets(Counts, Size, Offset, Starts, Totals, M, parts, ROWS: tl.const
     largest = tl.cast(0, tl.int32)
     part = tl.arange(0, PARTS)
     for first in range(0, M, ROWS):
-        i = first + tl.arange(0, ROWS)
+        i = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = i[:, None] * parts + part[None, :]
         inside = (i < M)[:, None] & (part < parts)[None, :]
         counts = tl.load(Counts + at, mask=inside, other=0)
@@ -182,6 +182,7 @@ def _move_positives(
         at = start + tl.cumsum(same.to(tl.int32), 0) - 1
         tl.store(Columns + at, j, mask=same)
         tl.store(Scores + at, tl.load(S + row * width + j, mask=same, other=0.0), mask=same)
+        tl.debug_barrier()  # a score may have been read by another thread than the one that strikes it out
         tl.store(S + row * width + j, tl.full((BLOCK,), ABSENT, tl.float32), mask=same)
         own = own_column(Own, row, OWN)
         tl.store(OwnPlace + row + j * 0, (at - tl.load(Offset + row)).to(tl.int32), mask=same & (j == own))

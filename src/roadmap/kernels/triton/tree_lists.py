@@ -15,11 +15,11 @@ from torch import Tensor
 
 from roadmap.kernels import trees
 from roadmap.kernels.trees import TreeCall
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, launch, room_of, signature_of
+from roadmap.kernels.triton.launch import Arena, Program, launch, play_or_record, room_of
 from roadmap.kernels.triton.layout import AT_ROW, GIVEN, NOWHERE, own_mode
 from roadmap.kernels.triton.math import ABSENT, TILE
 from roadmap.kernels.triton.stored import _list_offsets
-from roadmap.kernels.triton.tiles import PAIRS_ROUNDED_TO
+from roadmap.kernels.triton.tiles import rounded_counts
 
 UNKNOWN = tl.constexpr(trees.UNKNOWN)
 PATHS_AT_ONCE = 32 if TILE == 16 else 1024
@@ -117,6 +117,7 @@ def _move_relevant(
         tl.store(Levels + at, level, mask=relevant)
         tl.store(Scores + at, tl.load(from_row, mask=relevant, other=0.0), mask=relevant)
         struck = (relevant | itself) & (j < N)[None, :]
+        tl.debug_barrier()  # a score may have been read by another thread than the one that strikes it out
         tl.store(from_row, tl.full((ROWS, BLOCK), ABSENT, tl.float32), mask=struck)
 
 
@@ -144,19 +145,12 @@ def relevant_items(call: TreeCall) -> Relevant:
     parts, mode = triton.cdiv(N, PATHS_AT_ONCE), own_mode(call.gallery, call.own)
     buffer = torch.zeros(room_of(_room, M, parts), device=device, dtype=torch.uint8)
     found = _room(Arena(device, buffer), M, parts)
-    key = (device, mode, call.rule.include_self, signature_of(given))
-    program = _counting.setdefault(key, Program())
-    if program.tape is not None:
-        program.tape.play([0 if t is None else t.data_ptr() for t in (*given, buffer)], device.index or 0)
-    else:
-        with program.run(device, given, buffer) as arena:
-            _launch_counting(_room(arena, M, parts), call, mode)
-    while len(_counting) > MOST_PROGRAMS:
-        _counting.pop(next(iter(_counting)))
+    play_or_record(
+        _counting, device, given, buffer, lambda arena: _launch_counting(_room(arena, M, parts), call, mode),
+        (mode, call.rule.include_self),
+    )  # fmt: skip
     total, largest = found.totals.tolist()  # the only read-back
-    # Rounded up, so that batches of uneven trees, whose counts differ a little at every step, share a record.
-    rounded = triton.cdiv(max(total, 1), PAIRS_ROUNDED_TO) * PAIRS_ROUNDED_TO
-    return Relevant(found.size, found.offset, found.parts, rounded, triton.next_power_of_2(max(largest, 1)))
+    return Relevant(found.size, found.offset, found.parts, *rounded_counts(total, largest))
 
 
 def _launch_counting(to: _Counts, call: TreeCall, mode: int) -> None:
