@@ -60,6 +60,8 @@ def compiled_not_launched(monkeypatch: pytest.MonkeyPatch, capability: int = 90)
         options = {k: named.pop(k) for k in ("num_warps", "num_stages") if k in named}
         bound = dict(zip(self.arg_names, args, strict=False)) | named
         constants = {p.name for p in self.params if p.is_constexpr} | {k for k, v in bound.items() if v is None}
+        specialised = {p.name for p in self.params if not p.do_not_specialize}
+        constants |= {k for k in specialised if type(bound[k]) is int and bound[k] == 1}  # no number there any more
         signature = {name: "constexpr" if name in constants else _type_of(bound[name]) for name in self.arg_names}
         values = {(self.arg_names.index(name),): bound[name] for name in constants}
         source = ASTSource(self, signature, values)

@@ -10,6 +10,7 @@ import torch
 
 import roadmap.kernels as kernels
 from roadmap.kernels import paths
+from roadmap.kernels.clusters import cluster_loss
 from roadmap.kernels.counts import counts_at_least, pair_scores
 from roadmap.kernels.rules import NDCG, CalibrationRule, LossRule, Measure, RankRule
 from roadmap.losses import GradedNDCG, HierarchicalAP
@@ -85,6 +86,26 @@ def test_label_trees_compile(loss: torch.nn.Module, gallery: bool, monkeypatch: 
     names = {kernel.name for kernel in compiled}
     lists = {"_count_relevant", "_list_offsets", "_move_relevant"}
     assert lists | {"_stored_ranks", "graded_rows", "among_grades", "_negative_gradients", "_product"} <= names
+
+
+@pytest.mark.parametrize("path", ["small", "tiles", "stored"])
+def test_one_of_everything_compiles(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query, one item, one dimension, one class: of a number that is 1 Triton makes a constant."""
+    take_path(monkeypatch, path)
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    x, other = (torch.randn(1, 1, requires_grad=True) for _ in range(2))
+    label = torch.zeros(1, dtype=torch.int64)
+    with compiled_not_launched(monkeypatch) as compiled:
+        for rule in (RULES["ROADMAP"], RULES["SmoothAP"]):
+            for gallery in (None, other):
+                kernels.fused_loss(x, label, gallery, label, None, rule).backward()  # type: ignore[no-untyped-call]
+        for loss in (HierarchicalAP(pull=True), GradedNDCG()):
+            for gallery in (None, other):
+                others = {} if gallery is None else {"ref_emb": gallery, "ref_labels": label[:, None]}
+                loss(x, label[:, None], **others).backward()
+        cluster_loss(x, other, label, 0.05).backward()  # type: ignore[no-untyped-call]
+        kernels.cosine_scores(x, other).sum().backward()
+    assert {"graded_rows", "_cluster_rows", "_embedding_rows"} <= {kernel.name for kernel in compiled}
 
 
 @pytest.mark.parametrize(("dims", "dimensions"), [(50, 16), (64, 16), (65, 64), (512, 64)])

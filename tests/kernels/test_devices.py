@@ -14,7 +14,7 @@ from torch import Tensor
 import roadmap.kernels as kernels
 from roadmap.data.batches import resampling
 from roadmap.data.batches.crops import CentreCrop
-from roadmap.kernels import counts, eager, implementations, paths, trees
+from roadmap.kernels import clusters, counts, eager, implementations, paths, trees
 from roadmap.kernels.rules import CalibrationRule, LossRule, RankRule
 from roadmap.losses import HierarchicalAP
 
@@ -47,7 +47,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(launch, "_DIRECT", False)
     monkeypatch.setattr(paths, "_INTERPRETING", True)  # sends tensors of the CPU to the kernels
-    for module in (implementations, counts, trees, eager, resampling):
+    for module in (implementations, counts, trees, clusters, eager, resampling):
         monkeypatch.setattr(module, "on_device_of", watched)
     return names
 
@@ -62,9 +62,10 @@ def test_losses_are_launched_on_the_device_of_their_tensors(
     kernels.fused_loss(x, labels, None, labels, None, RULE).backward()  # type: ignore[no-untyped-call]
     kernels.cosine_scores(x, None).sum().backward()
     HierarchicalAP()(x, torch.stack([labels // 2, labels], 1)).backward()
+    clusters.cluster_loss(x, torch.randn(5, 8), labels, 0.05).backward()  # type: ignore[no-untyped-call]
     masks = labels[:, None] == labels
     kernels.ap_from_scores(torch.randn(20, 20), masks, ~masks, RULE.ranks)  # type: ignore[arg-type]
-    assert {"_embedding_rows", "_scores", "_count_relevant", "_rank_rows"} <= set(launches)
+    assert {"_embedding_rows", "_scores", "_count_relevant", "_cluster_rows", "_rank_rows"} <= set(launches)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="there kernels are other objects")

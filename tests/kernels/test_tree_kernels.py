@@ -6,6 +6,7 @@ The kernels run for real on a GPU, and otherwise under Triton's interpreter, in 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -304,11 +305,13 @@ def turned(x: Tensor | None, draw: int) -> Tensor | None:
     return x.double() @ torch.linalg.qr(square)[0]
 
 
-def value_and_gradients(loss: nn.Module, case: GradedCase, dtype: torch.dtype, draw: int = 0) -> list[Tensor]:
+def value_and_gradients(
+    loss: nn.Module, case: GradedCase, dtype: torch.dtype, draw: int = 0, times: int = 1
+) -> list[Tensor]:
     labels, others = (None if some is None else some.to(DEVICE) for some in (case.labels, case.gallery_labels))
     vectors, gallery = (None if x is None else turned(x.float(), draw) for x in (case.vectors, case.gallery))
     sides = [None if x is None else x.to(DEVICE, dtype).requires_grad_() for x in (vectors, gallery)]
-    for _ in range(3 if dtype == torch.float32 else 1):  # measured, recorded, played
+    for _ in range(times):
         value = loss(sides[0], labels, ref_emb=sides[1], ref_labels=others)
         grads = torch.autograd.grad(value, [x for x in sides if x is not None])
     return [value.detach().double(), *(grad.double() for grad in grads)]
@@ -318,23 +321,30 @@ def errors(found: list[Tensor], truth: list[Tensor]) -> list[Tensor]:
     return [(a - b).abs().max() for a, b in zip(found, truth, strict=True)]
 
 
+@cache
+def truth_and_plain_errors(kind: str, batch: str) -> tuple[list[Tensor], list[Tensor]]:
+    """By plain torch: float64, and how far from it float32 is at most, on the same vectors under some rotations too,
+    each of which rounds otherwise: ranks of near ties jump with the last bit of a score."""
+    case, loss = LARGE[batch](), KINDS[kind].loss
+    truth = value_and_gradients(loss, case, torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graded_terms, "takes_trees", lambda *_: False)
+        plain = errors(value_and_gradients(loss, case, torch.float32), truth)
+        for draw in (1, 2, 3):
+            theirs = value_and_gradients(loss, case, torch.float64, draw)
+            again = errors(value_and_gradients(loss, case, torch.float32, draw), theirs)
+            plain = [torch.maximum(a, b) for a, b in zip(plain, again, strict=True)]
+    return truth, plain
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", LARGE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_gpu_trees_are_as_accurate_as_plain_float32(
-    kind: str, batch: str, blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most twice as far from float64 as plain torch is. Ranks of near ties jump with the last bit of a score, so
-    plain float32 is tried on the same vectors under some rotations too, each of which rounds otherwise."""
-    case, loss = LARGE[batch](), KINDS[kind].loss
-    truth = value_and_gradients(loss, case, torch.float64)
-    fused = errors(value_and_gradients(loss, case, torch.float32), truth)
-    monkeypatch.setattr(graded_terms, "takes_trees", lambda *_: False)
-    plain = errors(value_and_gradients(loss, case, torch.float32), truth)
-    for draw in (1, 2, 3):
-        theirs = value_and_gradients(loss, case, torch.float64, draw)
-        again = errors(value_and_gradients(loss, case, torch.float32, draw), theirs)
-        plain = [torch.maximum(a, b) for a, b in zip(plain, again, strict=True)]
+def test_gpu_trees_are_as_accurate_as_plain_float32(kind: str, batch: str, blocks: None) -> None:
+    """At most twice as far from float64 as plain torch is."""
+    truth, plain = truth_and_plain_errors(kind, batch)
+    # three times: measured, recorded, played
+    fused = errors(value_and_gradients(KINDS[kind].loss, LARGE[batch](), torch.float32, times=3), truth)
     rounding = [torch.tensor(2e-7, device=DEVICE), *(3e-7 * t.abs().max() + 1e-12 for t in truth[1:])]
     for mine, simple, ulp in zip(fused, plain, rounding, strict=True):
         assert mine <= 2 * simple + ulp
