@@ -17,6 +17,10 @@ from roadmap.losses import (
     BlackBoxAP,
     Calibration,
     FastAP,
+    GradedNDCG,
+    HierarchicalAP,
+    HordeContrastive,
+    Matryoshka,
     Memory,
     RecallAtK,
     SmoothAP,
@@ -24,6 +28,7 @@ from roadmap.losses import (
     SupAP,
     SupNDCG,
     SupRank,
+    TripletSCT,
 )
 from roadmap.losses.metric_learning import MetricLearning
 
@@ -122,7 +127,8 @@ def test_it_holds_the_last_items_in_their_order(
 
 
 OURS: list[nn.Module] = [ROADMAP(), SupAP(include_self=False), SmoothAP(), FastAP(), SoftBinAP(), BlackBoxAP()]
-OURS += [SupNDCG(), RecallAtK(), SupRank(3, 3, measure="ndcg").double()]
+OURS += [SupNDCG(), RecallAtK(), SupRank(3, 3, measure="ndcg").double(), TripletSCT(), HordeContrastive()]
+OURS += [HierarchicalAP(), GradedNDCG(), Matryoshka(SupAP(), [2, 3])]
 
 
 @pytest.mark.parametrize("loss", OURS, ids=lambda loss: type(loss).__name__)

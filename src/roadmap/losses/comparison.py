@@ -22,6 +22,7 @@ from roadmap.losses.arguments import (
     values_are_free_to_read,
 )
 from roadmap.losses.relevance import Relevance, check_tree
+from roadmap.losses.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,10 @@ class Comparison:
         for lengths in self.lengths:
             loss = loss + ((lengths + 1 / lengths) * 0).sum()
         return loss
+
+    def terms_or_nan(self, terms: Terms) -> Terms:
+        """`terms`, whose sums are NaN where `loss_or_nan` is."""
+        return Terms(self.loss_or_nan(terms.sums), terms.counts)
 
     def terms(self, rule: LossRule) -> Tensor | None:
         """The terms of the loss `rule` describes, straight from the embeddings; None where a miner chose the pairs."""
