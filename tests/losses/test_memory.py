@@ -151,6 +151,18 @@ def test_every_rank_loss_makes_one_comparison(loss: nn.Module, dtype: torch.dtyp
         listed.store(x.to(dtype), labels.tolist(), ids.tolist())
 
 
+@pytest.mark.parametrize("form", ["joined", "added"])
+def test_a_later_batch_may_have_labels_of_a_narrower_type(form: Any) -> None:
+    """Classes 0 and 256 are not one where the batch is of bytes."""
+    values = []
+    for dtype in (torch.int64, torch.uint8):
+        memory = Memory(SupAP(), 8, form=form)
+        memory(drawn(4, 3, 0), torch.tensor([0, 256, 0, 256]))
+        values.append(memory(drawn(3, 3, 1), torch.tensor([0, 0, 1]).to(dtype)).item())
+        values.append(memory.eval()(drawn(3, 3, 2), torch.tensor([0, 0, 1]).to(dtype)).item())
+    assert values[:2] == values[2:]
+
+
 def test_the_warm_up_is_the_batch_alone_and_stores_nothing() -> None:
     memory, loss = Memory(ROADMAP(), 16, warmup=2), ROADMAP()
     (first, second, third, fourth) = batches([4, 4, 4, 4])
