@@ -209,7 +209,7 @@ def refusals(rank: int) -> dict[str, str]:
     x, labels = vectors(4, rank, torch.float32), torch.tensor([0, 0, 1, 1])
     loss, first = Distributed(ROADMAP()), rank == 0
     triplets = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
-    fast = Distributed(FastAP() if first else ROADMAP())
+    fast = Distributed(BlackBoxAP() if first else ROADMAP())
     found = {
         "dimensions": refusal(lambda: loss(x[:, :3] if first else x, labels)),
         "labels": refusal(lambda: loss(x, labels[:3] if rank == 1 else labels)),

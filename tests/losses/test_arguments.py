@@ -94,6 +94,9 @@ BAD_CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str
     "gallery zero vector": ((X, Y), {"ref_emb": ZERO, "ref_labels": Y}, ValueError, r"ref_emb\[2\] is a zero vector"),
     "gallery label count": ((X, Y), {"ref_emb": G, "ref_labels": Y}, ValueError, "ref_labels has 4 entries"),
     "gallery label column": ((X, Y), {"ref_emb": G, "ref_labels": GY[:, None]}, ValueError, "ref_labels must be 1-D"),
+    "unlike pairs": ((X, Y, (Y, Y, Y[:1])), {}, ValueError, r"pairs \(4,\) anchors with \(1,\) items; each has one"),
+    "a query that is not there": ((X, Y, (Y + 3, Y, Y)), {}, ValueError, "names query 4, but they are 0 to 3"),
+    "an item from the end": ((X, Y, (Y, Y, Y - 1)), {}, ValueError, "names gallery item -1, but they are 0 to 3"),
     "two index tensors": ((X, Y, (Y, Y)), {}, ValueError, "indices_tuple must be triplets.*got 2 tensors"),
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from roadmap.losses import ROADMAP, Distributed, Memory
+from roadmap.losses import ROADMAP, BlackBoxAP, Distributed, FastAP, Memory, RecallAtK, SoftBinAP, SupRank
 
 from . import shared_out
 from .shared_out import Case, Found, alone, cases, kernel_cases
@@ -47,6 +47,12 @@ def check_part(case: Case, rank: int, mine: Found, expected: Found) -> None:
     assert len(mine.weights) == len(expected.weights)
     for weight, whole in zip(mine.weights, expected.weights, strict=True):
         torch.testing.assert_close(weight, whole * (1 if mean else 1 / processes), **near)
+
+
+def test_sums_over_queries_are_shared_out_by_rows() -> None:
+    """A histogram is a query's own; the step of BlackBoxAP hangs on the size of the gradient that reaches it."""
+    assert all(Distributed(loss).by_rows for loss in (ROADMAP(), FastAP(), SoftBinAP(), RecallAtK()))
+    assert not any(Distributed(loss).by_rows for loss in (BlackBoxAP(), RecallAtK(mix=True), SupRank(4, 5)))
 
 
 def test_cases_have_names_of_their_own() -> None:

@@ -17,6 +17,10 @@ from roadmap.losses import (
     BlackBoxAP,
     Calibration,
     FastAP,
+    GradedNDCG,
+    HierarchicalAP,
+    HordeContrastive,
+    Matryoshka,
     Memory,
     RecallAtK,
     SmoothAP,
@@ -24,6 +28,7 @@ from roadmap.losses import (
     SupAP,
     SupNDCG,
     SupRank,
+    TripletSCT,
 )
 from roadmap.losses.metric_learning import MetricLearning
 
@@ -122,7 +127,8 @@ def test_it_holds_the_last_items_in_their_order(
 
 
 OURS: list[nn.Module] = [ROADMAP(), SupAP(include_self=False), SmoothAP(), FastAP(), SoftBinAP(), BlackBoxAP()]
-OURS += [SupNDCG(), RecallAtK(), SupRank(3, 3, measure="ndcg").double()]
+OURS += [SupNDCG(), RecallAtK(), SupRank(3, 3, measure="ndcg").double(), TripletSCT(), HordeContrastive()]
+OURS += [HierarchicalAP(), GradedNDCG(), Matryoshka(SupAP(), [2, 3])]
 
 
 @pytest.mark.parametrize("loss", OURS, ids=lambda loss: type(loss).__name__)
@@ -143,6 +149,18 @@ def test_every_rank_loss_makes_one_comparison(loss: nn.Module, dtype: torch.dtyp
         torch.testing.assert_close(value, expected, **near)
         torch.testing.assert_close(leaf.grad, plain.grad, **near)
         listed.store(x.to(dtype), labels.tolist(), ids.tolist())
+
+
+@pytest.mark.parametrize("form", ["joined", "added"])
+def test_a_later_batch_may_have_labels_of_a_narrower_type(form: Any) -> None:
+    """Classes 0 and 256 are not one where the batch is of bytes."""
+    values = []
+    for dtype in (torch.int64, torch.uint8):
+        memory = Memory(SupAP(), 8, form=form)
+        memory(drawn(4, 3, 0), torch.tensor([0, 256, 0, 256]))
+        values.append(memory(drawn(3, 3, 1), torch.tensor([0, 0, 1]).to(dtype)).item())
+        values.append(memory.eval()(drawn(3, 3, 2), torch.tensor([0, 0, 1]).to(dtype)).item())
+    assert values[:2] == values[2:]
 
 
 def test_the_warm_up_is_the_batch_alone_and_stores_nothing() -> None:

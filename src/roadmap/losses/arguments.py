@@ -50,6 +50,13 @@ def check_flag(name: str, value: bool) -> None:
         raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
 
 
+def check_share(lam: float, parts: str) -> None:
+    """The share of the second of two `parts`, such as "SupAP + lam calibration", of which the first has 1 - lam."""
+    check_number("lam", lam, at_least=0)
+    if lam > 1:
+        raise ValueError(f"lam must be <= 1: the loss is (1 - lam) {parts}, got {lam}")
+
+
 def check_thresholds(alpha: float, beta: float) -> None:
     """Eq. (7) asks positives for a score above alpha and negatives for one below beta < alpha."""
     check_number("alpha", alpha)

@@ -6,7 +6,6 @@ Each is an `nn.Module` called as `module(features, labels)`, with the `Features`
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from roadmap.losses.high_order import HORDE
 from roadmap.losses.mic import MIC
+from roadmap.losses.named import made, without_default
 from roadmap.names import did_you_mean
 
 NONE = "none"
@@ -33,19 +33,7 @@ def named_auxiliary(name: str, **options: Any) -> nn.Module:
     Raises:
         ValueError: an unknown name or option, with the nearest known one; or an option that is needed and missing.
     """
-    made_by = auxiliary_constructor(name)
-    parameters = inspect.signature(made_by).parameters
-    for option in options:
-        if option not in parameters:
-            raise ValueError(
-                f"the auxiliary module {name} has no option {option!r}{did_you_mean(option, parameters)} "
-                f"It takes: {', '.join(parameters)}"
-            )
-    missing = [needed for needed in needed_options(name) if options.get(needed) is None]
-    if missing:
-        told = " and ".join(f"{option} ({FILLED_IN.get(option, 'it has no default')})" for option in missing)
-        raise ValueError(f"the auxiliary module {name} needs {told}")
-    return made_by(**options)
+    return made(f"auxiliary module {name}", auxiliary_constructor(name), options, FILLED_IN)
 
 
 def auxiliary_constructor(name: str) -> Callable[..., nn.Module]:
@@ -58,5 +46,4 @@ def auxiliary_constructor(name: str) -> Callable[..., nn.Module]:
 
 def needed_options(name: str) -> tuple[str, ...]:
     """The options without a default."""
-    parameters = inspect.signature(auxiliary_constructor(name)).parameters
-    return tuple(n for n, p in parameters.items() if p.default is inspect.Parameter.empty)
+    return without_default(auxiliary_constructor(name))

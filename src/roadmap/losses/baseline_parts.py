@@ -40,13 +40,18 @@ class LinearClassifier(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any = None, ref_emb: Any = None, ref_labels: Any = None
     ) -> Tensor:
-        if ref_emb is not None:
-            raise ValueError("ref_emb is not supported for this loss function")
-        if indices_tuple is not None:
-            raise ValueError("cross-entropy takes every item of the batch; leave out indices_tuple and the miner")
+        check_whole_batch("cross-entropy", indices_tuple, ref_emb)
         dtype = embeddings.dtype
         logits = F.linear(embeddings, self.weight.to(dtype), self.bias.to(dtype))
         return F.cross_entropy(logits, labels.long(), label_smoothing=self.label_smoothing)
+
+
+def check_whole_batch(name: str, indices_tuple: object, ref_emb: object) -> None:
+    """For a loss that compares all items of the batch with weights of its own; the first words are the library's."""
+    if ref_emb is not None:
+        raise ValueError("ref_emb is not supported for this loss function")
+    if indices_tuple is not None:
+        raise ValueError(f"{name} takes every item of the batch; leave out indices_tuple and the miner")
 
 
 def koleo(embeddings: Tensor) -> Tensor:

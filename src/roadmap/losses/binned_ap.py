@@ -6,7 +6,7 @@ AP_i = 1/|P_i| Σ_b h⁺_b · (h⁺_1 + ... + h⁺_b) / (h_1 + ... + h_b)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_flag, check_scores
+from roadmap.losses.call import forward_by_terms, value_of_one_term
 from roadmap.losses.comparison import Comparison
-from roadmap.losses.rank_ap import mean_ap_loss
+from roadmap.losses.terms import Terms, ap_terms
 
 # Scores whose weights are held at once.
 CPU_BLOCK, GPU_BLOCK = 1 << 18, 1 << 24
@@ -28,25 +29,26 @@ def fastap(scores: Tensor, positives: Tensor, negatives: Tensor, bins: int = 10)
     The authors bin the squared Euclidean distance 2 - 2s of unit vectors over [0, 4]; that is the same histogram.
     """
     check_count("bins", bins, at_least=1)
-    return _binned_ap_loss(scores, positives, negatives, bins + 1)
+    check_scores(scores, positives, negatives)
+    return _terms(at_least_float32(scores), positives, negatives, bins + 1).means[0]
 
 
 def softbinap(scores: Tensor, positives: Tensor, negatives: Tensor, bins: int = 20) -> Tensor:
     """L_SoftBinAP (Revaud et al., ICCV 2019): M = bins nodes over all cosines, the paper's default 20."""
     check_count("bins", bins, at_least=2)
-    return _binned_ap_loss(scores, positives, negatives, bins)
-
-
-def _binned_ap_loss(scores: Tensor, positives: Tensor, negatives: Tensor, nodes: int) -> Tensor:
-    """1 - mean binned AP over the queries with a positive; `nodes` evenly spaced from +1 down to -1."""
     check_scores(scores, positives, negatives)
-    h_pos, h_neg = _Histograms.apply(at_least_float32(scores), positives, negatives, nodes)  # type: ignore[no-untyped-call]
+    return _terms(at_least_float32(scores), positives, negatives, bins).means[0]
+
+
+def _terms(scores: Tensor, positives: Tensor, negatives: Tensor, nodes: int) -> Terms:
+    """Sum of 1 - binned AP over the queries with a positive; `nodes` evenly spaced from +1 down to -1."""
+    h_pos, h_neg = _Histograms.apply(scores, positives, negatives, nodes)  # type: ignore[no-untyped-call]
     found_pos = h_pos.cumsum(1)
     found = found_pos + h_neg.cumsum(1)
     # A bin before the first item holds 0 of 0; its precision multiplies h_pos = 0, so any finite value will do.
     precision = found_pos / torch.where(found > 0, found, torch.ones_like(found))
     ap = (h_pos * precision).sum(1) / positives.sum(1).clamp(min=1)
-    return mean_ap_loss(ap, positives)
+    return ap_terms(ap, positives)
 
 
 class _Histograms(torch.autograd.Function):
@@ -159,18 +161,14 @@ class FastAP(nn.Module):
     def extra_repr(self) -> str:
         return f"bins={self.bins}, include_self={self.include_self}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+    forward = forward_by_terms
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
         positives = c.positives(include_self=self.include_self)
-        return c.loss_or_nan(fastap(c.scores, positives, c.negatives, self.bins))
+        return c.terms_or_nan(_terms(c.scores, positives, c.negatives, self.bins + 1))
+
+    value = value_of_one_term
 
 
 class SoftBinAP(nn.Module):
@@ -191,15 +189,11 @@ class SoftBinAP(nn.Module):
     def extra_repr(self) -> str:
         return f"bins={self.bins}, include_self={self.include_self}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+    forward = forward_by_terms
+
+    def terms(self, c: Comparison) -> Terms:
+        """Sum of 1 - AP_i over the queries that have a positive, and their number: one term."""
         positives = c.positives(include_self=self.include_self)
-        return c.loss_or_nan(softbinap(c.scores, positives, c.negatives, self.bins))
+        return c.terms_or_nan(_terms(c.scores, positives, c.negatives, self.bins))
+
+    value = value_of_one_term

@@ -57,6 +57,16 @@ def forward_by_rule(
     return self.value(self.terms(c)) if fused is None else fused
 
 
+class TwoParts(Protocol):
+    lam: float
+
+
+def value_of_two_terms(self: TwoParts, terms: Terms) -> Tensor:
+    """(1 - lam) of the first and lam of the second; `terms` may be sums over several comparisons."""
+    means = terms.means
+    return (1 - self.lam) * means[0] + self.lam * means[1]
+
+
 def value_of_one_term(self: object, terms: Terms) -> Tensor:
     """The loss that `terms` come to; they may be sums over several comparisons."""
     return terms.means[0]

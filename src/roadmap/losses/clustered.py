@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from roadmap.losses.arguments import check_number
+from roadmap.losses.arguments import check_share
 from roadmap.losses.clusters import Clusters
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.metric_learning import check_module
@@ -43,9 +43,7 @@ class ClusteredLoss(nn.Module):
             raise ValueError(
                 f"loss must be sums over queries, with terms and a value, such as ROADMAP(), got {type(loss).__name__}"
             )
-        check_number("lam", lam, at_least=0)
-        if lam > 1:
-            raise ValueError(f"lam must be <= 1: the loss is (1 - lam) loss + lam proxies, got {lam}")
+        check_share(lam, "loss + lam proxies")
         self.loss, self.lam = loss, lam
         self.clusters = Clusters(num_classes, embedding_size, temperature)
 

@@ -22,6 +22,7 @@ from roadmap.losses.arguments import (
     values_are_free_to_read,
 )
 from roadmap.losses.relevance import Relevance, check_tree
+from roadmap.losses.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,10 @@ class Comparison:
             loss = loss + ((lengths + 1 / lengths) * 0).sum()
         return loss
 
+    def terms_or_nan(self, terms: Terms) -> Terms:
+        """`terms`, whose sums are NaN where `loss_or_nan` is."""
+        return Terms(self.loss_or_nan(terms.sums), terms.counts)
+
     def terms(self, rule: LossRule) -> Tensor | None:
         """The terms of the loss `rule` describes, straight from the embeddings; None where a miner chose the pairs."""
         if self.mined is not None:
@@ -271,7 +276,22 @@ def _mined_pairs(
         )
     masks = []
     for rows, columns in pairs:
+        if rows.shape != columns.shape:
+            raise ValueError(
+                f"indices_tuple pairs {tuple(rows.shape)} anchors with {tuple(columns.shape)} items; each has one"
+            )
+        _check_indices("query", rows, M)
+        _check_indices("gallery item", columns, N)
         mask = torch.zeros(M, N, dtype=torch.bool, device=device)
         mask[rows.to(device), columns.to(device)] = True
         masks.append(mask)
     return masks[0], masks[1]
+
+
+def _check_indices(what: str, indices: Tensor, count: int) -> None:
+    """An index below zero would count from the end. Values are looked at where that is free."""
+    if not values_are_free_to_read(indices) or not indices.numel():
+        return
+    least, most = int(indices.min()), int(indices.max())
+    if least < 0 or most >= count:
+        raise ValueError(f"indices_tuple names {what} {least if least < 0 else most}, but they are 0 to {count - 1}")

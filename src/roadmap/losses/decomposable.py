@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from roadmap.kernels import NDCG, LossRule, Measure, RankRule, ap_from_scores
 from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import check_flag, check_labels, check_number, check_scores
+from roadmap.losses.arguments import check_flag, check_labels, check_number, check_scores, check_share
+from roadmap.losses.call import value_of_two_terms
 from roadmap.losses.clusters import Clusters, cluster_terms
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
@@ -67,9 +68,7 @@ def _measure(measure: Ranking, ks: Sequence[int], tau_k: float | Sequence[float]
 
 
 def _check_weights(lam: float, temperature: float) -> None:
-    check_number("lam", lam, at_least=0)
-    if lam > 1:
-        raise ValueError(f"lam must be <= 1: the loss is (1 - lam) rank loss + lam proxies, got {lam}")
+    check_share(lam, "rank loss + lam proxies")
     check_number("temperature", temperature, above=0)
 
 
@@ -148,7 +147,4 @@ class SupRank(nn.Module):
         """The term of the ranks, and the cross-entropies with the number of queries: two terms."""
         return Terms.concatenation(rank_terms(c, self.rule), self.clusters.terms(c))
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        means = terms.means
-        return (1 - self.lam) * means[0] + self.lam * means[1]
+    value = value_of_two_terms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 from torch import Tensor, nn
@@ -12,12 +11,11 @@ from roadmap.kernels.graded_calls import graded_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_graded_scores
 from roadmap.losses.call import value_of_one_term
-from roadmap.losses.comparison import Comparison
-from roadmap.losses.graded_terms import graded_loss, graded_terms
+from roadmap.losses.graded_terms import forward_by_grades, fused_by_grades, terms_by_grades
 from roadmap.losses.hierarchical_ap import exact_value
 from roadmap.losses.rank_ndcg import SupNDCG
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeRelevance
-from roadmap.losses.terms import Terms, ap_terms
+from roadmap.losses.terms import ap_terms
 
 Gain = Literal["exponential", "linear"]
 
@@ -104,31 +102,12 @@ class GradedNDCG(nn.Module):
     def extra_repr(self) -> str:
         return f"gain={self.gain!r}, sets={self.relevance.sets.kind!r}"
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-        grades: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, grades)
-        if c.is_binary:
-            fused = c.fused_loss(self.binary.rule)
-        else:
-            fused = graded_loss(c, self.relevance, self._rule, include_self=self.binary.include_self)
-        return self.value(self.terms(c)) if fused is None else fused
-
-    def terms(self, c: Comparison) -> Terms:
-        """Sum of 1 - NDCG_i over the queries that have a positive, and their number: one term."""
-        if c.is_binary:
-            return self.binary.terms(c)
-        return graded_terms(c, self.relevance, self._rule, include_self=self.binary.include_self)
+    forward = forward_by_grades
+    fused = fused_by_grades
+    terms = terms_by_grades
+    value = value_of_one_term
 
     @property
-    def _rule(self) -> GradedRule:
+    def graded_rule(self) -> GradedRule:
+        """How grades are measured."""
         return GradedRule("ndcg", self.binary.rule.ranks, exponential=self.gain == "exponential")
-
-    value = value_of_one_term

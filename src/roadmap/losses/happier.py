@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from roadmap.losses.arguments import check_number
+from roadmap.losses.arguments import check_share
+from roadmap.losses.call import value_of_two_terms
 from roadmap.losses.clusters import Clusters
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.hierarchical_ap import HierarchicalAP
@@ -51,9 +52,7 @@ class HAPPIER(nn.Module):
         leak: float = 10.0,
     ) -> None:
         super().__init__()
-        check_number("lam", lam, at_least=0)
-        if lam > 1:
-            raise ValueError(f"lam must be <= 1: the loss is (1 - lam) H-AP + lam clusters, got {lam}")
+        check_share(lam, "H-AP + lam clusters")
         sets: SetGrades = "iou"
         self.h_ap = HierarchicalAP(
             relevance, alpha, sets, tau, rho, delta, include_self, start, offset, pull, beta, gamma, leak
@@ -83,7 +82,4 @@ class HAPPIER(nn.Module):
         """The term of `HierarchicalAP`, and the sum of the cross-entropies with the number of queries: two terms."""
         return Terms.concatenation(self.h_ap.terms(c), self.clusters.terms(c))
 
-    def value(self, terms: Terms) -> Tensor:
-        """The loss that `terms` come to; they may be sums over several comparisons."""
-        means = terms.means
-        return (1 - self.lam) * means[0] + self.lam * means[1]
+    value = value_of_two_terms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,11 +12,10 @@ from roadmap.kernels.graded_calls import graded_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_graded_scores, check_number
 from roadmap.losses.call import value_of_one_term
-from roadmap.losses.comparison import Comparison
-from roadmap.losses.graded_terms import graded_loss, graded_terms
+from roadmap.losses.graded_terms import forward_by_grades, fused_by_grades, terms_by_grades
 from roadmap.losses.rank_ap import SupAP
 from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeGrades, TreeRelevance
-from roadmap.losses.terms import Terms, ap_terms
+from roadmap.losses.terms import ap_terms
 
 
 def h_ap(scores: Tensor, grades: Tensor, *, reduction: Literal["mean", "none"] = "mean") -> Tensor:
@@ -115,7 +113,8 @@ class HierarchicalAP(nn.Module):
     ) -> None:
         super().__init__()
         self.relevance = Relevance(TreeRelevance(relevance, alpha), SetRelevance(sets))
-        self.supap = SupAP(tau, rho, delta, include_self, start, offset)
+        # of plain labels H-AP is AP, and nothing is more relevant than a positive
+        self.binary = SupAP(tau, rho, delta, include_self, start, offset)
         check_flag("pull", pull)
         for name, value in (("beta", beta), ("leak", leak)):
             check_number(name, value, at_least=0)
@@ -127,34 +126,12 @@ class HierarchicalAP(nn.Module):
         said = f"relevance={tree.kind!r}, alpha={tree.alpha}, sets={self.relevance.sets.kind!r}"
         return said + (", pull=False" if self.pull is None else f", pull=True, {self.pull}")
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: Sequence[Tensor] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        own: Tensor | None = None,
-        grades: Tensor | None = None,
-    ) -> Tensor:
-        c = Comparison.of_grades(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, grades)
-        fused = self.fused(c)
-        return self.value(self.terms(c)) if fused is None else fused
-
-    def fused(self, c: Comparison) -> Tensor | None:
-        """The loss, where a kernel says it in one go."""
-        if c.is_binary:
-            return c.fused_loss(self.supap.rule)
-        return graded_loss(c, self.relevance, self._rule, include_self=self.supap.include_self)
-
-    def terms(self, c: Comparison) -> Terms:
-        """Sum of 1 - H-AP_i over the queries that have a positive, and their number: one term."""
-        if c.is_binary:  # one level: H-AP is AP, and nothing is more relevant than a positive
-            return self.supap.terms(c)
-        return graded_terms(c, self.relevance, self._rule, include_self=self.supap.include_self)
+    forward = forward_by_grades
+    fused = fused_by_grades
+    terms = terms_by_grades
+    value = value_of_one_term
 
     @property
-    def _rule(self) -> GradedRule:
-        return GradedRule("h_ap", self.supap.rule.ranks, self.pull)
-
-    value = value_of_one_term
+    def graded_rule(self) -> GradedRule:
+        """How grades are measured."""
+        return GradedRule("h_ap", self.binary.rule.ranks, self.pull)

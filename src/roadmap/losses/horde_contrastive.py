@@ -35,8 +35,7 @@ class HordeContrastive(nn.Module):
         near = c.negatives & (excess > 0)
         pull = Terms(((1 - c.scores) ** 2 * positives).sum()[None], positives.sum()[None])
         push = Terms((excess * near).sum()[None], near.sum()[None])
-        terms = Terms.concatenation(pull, push)
-        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+        return c.terms_or_nan(Terms.concatenation(pull, push))
 
     def value(self, terms: Terms) -> Tensor:
         """The loss that `terms` come to; they may be sums over several comparisons."""

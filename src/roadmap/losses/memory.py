@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
-from roadmap.losses.arguments import check_count, check_embeddings, check_flag, check_labels, check_number
+from roadmap.losses.arguments import check_count, check_embeddings, check_flag, check_labels, check_number, plain
 from roadmap.losses.distributed import Distributed, Items, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.processes import Processes
@@ -131,7 +131,8 @@ class Memory(nn.Module):
             self._check_ids(x, ids)
             wide = at_least_float32(x)
             pictures = np.full(len(x), NOBODY) if ids is None else ids.detach().cpu().numpy().astype(np.int64)
-            return Items(wide, labels, wide, labels, 0), pictures, None
+            known = plain(labels)  # those in memory may not fit into a narrower type
+            return Items(wide, known, wide, known, 0), pictures, None
         assert isinstance(self.loss, Distributed)
         batch, everyone = self.loss.collected(processes, x, labels, ids, lambda: self._check_ids(x, ids))
         return batch, np.full(len(batch.all), NOBODY) if everyone is None else everyone.cpu().numpy(), processes

@@ -58,6 +58,6 @@ def mixed_table(c: Comparison) -> MixedTable:
     return MixedTable(
         torch.cat([scores, columns], dim=1),
         torch.cat([labels, labels[first]]),
-        torch.cat([c.gallery_labels, labels[first[inside]].to(c.gallery_labels.dtype)]),
+        torch.cat([c.gallery_labels, labels[first[inside]]]),
         torch.cat([own, places]),
     )

@@ -113,18 +113,31 @@ def named_loss(name: str, **options: Any) -> nn.Module:
         ValueError: an unknown name or option, with the nearest known one; or an option that is needed and missing.
         ImportError: a loss of pytorch-metric-learning, where that is not installed.
     """
-    parameters = constructor_parameters(name)
+    return made(f"loss {name}", constructor(name), options, FILLED_IN)
+
+
+def made(
+    what: str, make: Callable[..., nn.Module], options: Mapping[str, Any], filled_in: Mapping[str, str]
+) -> nn.Module:
+    """What `make` makes of `options`. One that it does not know, or that it needs and lacks, is refused; `what` says
+    what it would have been."""
+    parameters = inspect.signature(make).parameters
     for option in options:
         if option not in parameters:
             raise ValueError(
-                f"the loss {name} has no option {option!r}{did_you_mean(option, parameters)} "
+                f"the {what} has no option {option!r}{did_you_mean(option, parameters)} "
                 f"It takes: {', '.join(parameters)}"
             )
-    missing = [needed for needed in required_options(name) if options.get(needed) is None]
+    missing = [needed for needed in without_default(make) if options.get(needed) is None]
     if missing:
-        told = " and ".join(f"{option} ({FILLED_IN.get(option, 'it has no default')})" for option in missing)
-        raise ValueError(f"the loss {name} needs {told}")
-    return constructor(name)(**options)
+        told = " and ".join(f"{option} ({filled_in.get(option, 'it has no default')})" for option in missing)
+        raise ValueError(f"the {what} needs {told}")
+    return make(**options)
+
+
+def without_default(make: Callable[..., nn.Module]) -> tuple[str, ...]:
+    """The options that `make` must be given."""
+    return tuple(n for n, p in inspect.signature(make).parameters.items() if p.default is inspect.Parameter.empty)
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:
@@ -145,4 +158,4 @@ def constructor_parameters(name: str) -> dict[str, inspect.Parameter]:
 
 def required_options(name: str) -> tuple[str, ...]:
     """The options without a default: `num_classes` and `embedding_size` of a loss that has weights per class."""
-    return tuple(n for n, p in constructor_parameters(name).items() if p.default is inspect.Parameter.empty)
+    return without_default(constructor(name))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from roadmap.losses.arguments import check_count, check_number
+from roadmap.losses.baseline_parts import check_whole_batch
 
 
 class ProxyGraph(nn.Module):
@@ -61,10 +62,7 @@ class ProxyGraph(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any = None, ref_emb: Any = None, ref_labels: Any = None
     ) -> Tensor:
-        if ref_emb is not None:
-            raise ValueError("ref_emb is not supported for this loss function")
-        if indices_tuple is not None:
-            raise ValueError("ProxyGML takes every item of the batch; leave out indices_tuple and the miner")
+        check_whole_batch("ProxyGML", indices_tuple, ref_emb)
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)
         loss = self._sample_loss(F.normalize(embeddings, dim=1) @ proxies.T, labels.long())
         if self.proxy_weight > 0:

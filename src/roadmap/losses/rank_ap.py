@@ -143,8 +143,7 @@ def rank_terms(c: Comparison, rule: LossRule) -> Terms:
         return Terms(found[AP_SUM : AP_SUM + 1], found[AP_COUNT : AP_COUNT + 1].detach())
     assert rule.ranks is not None
     positives = c.positives(include_self=rule.include_self)
-    terms = ap_terms(ap_from_scores(c.scores, positives, c.negatives, rule.ranks), positives)
-    return Terms(c.loss_or_nan(terms.sums), terms.counts)
+    return c.terms_or_nan(ap_terms(ap_from_scores(c.scores, positives, c.negatives, rule.ranks), positives))
 
 
 class SmoothAP(nn.Module):

@@ -4,8 +4,9 @@ rank(k) = 1 + Σ_{j ≠ k} sigmoid((s_j - s_k) / tau)               over all oth
 R@K_i = 1/|P_i| Σ_{k ∈ P_i} sigmoid((K - rank(k)) / tau_k)        the loss is 1 minus its mean over queries and the K
 
 Paper and released code (yash0307/RecallatK_surrogate) differ. The paper has tau_k = 1 for every K, divides by |P_i| and
-ranks the other items only. The code's tau_k was K, and is 1 in its last version; it divides by min(K, |P_i|), caps each
-sum at K, and the query itself, though no positive, stands in the ranking of its own positives: each rank is one too high.
+ranks the other items only. The code's tau_k was K, and is 1 in its last version; it divides by min(K, |P_i|), caps
+each sum at K, and the query itself, though no positive, stands in the ranking of its own positives: each rank is one
+too high.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ class RecallAtK(nn.Module):
         table = mixed_table(c)
         positives = table.positives(self.include_self)
         assert self.rule.ranks is not None
-        terms = ap_terms(ap_from_scores(table.scores, positives, table.negatives, self.rule.ranks), positives)
-        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+        recalls = ap_from_scores(table.scores, positives, table.negatives, self.rule.ranks)
+        return c.terms_or_nan(ap_terms(recalls, positives))
 
     value = value_of_one_term
 

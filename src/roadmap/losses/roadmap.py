@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels import LossRule
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
-from roadmap.losses.arguments import Average, check_number
+from roadmap.losses.arguments import Average, check_share
 from roadmap.losses.call import forward_by_rule
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import SupAP
@@ -43,9 +43,7 @@ class ROADMAP(nn.Module):
         offset: float | None = None,
     ) -> None:
         super().__init__()
-        check_number("lam", lam, at_least=0)
-        if lam > 1:
-            raise ValueError(f"lam must be <= 1: the loss is (1 - lam) SupAP + lam calibration, got {lam}")
+        check_share(lam, "SupAP + lam calibration")
         self.lam = lam
         self.supap = SupAP(tau, rho, delta, include_self, start, offset)
         self.calibration = Calibration(alpha, beta, average)

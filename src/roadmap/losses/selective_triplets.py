@@ -94,8 +94,7 @@ class TripletSCT(nn.Module):
         """The sum over the queries that have a triplet, and their number: one term."""
         positives = c.positives(include_self=False)
         triplets = _triplets(c.scores, positives, c.negatives, self.method, self.positive, self.copies)
-        terms = _terms(*triplets, self.method, self.lam, self.temperature, self.ceiling)
-        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+        return c.terms_or_nan(_terms(*triplets, self.method, self.lam, self.temperature, self.ceiling))
 
     value = value_of_one_term
 

@@ -69,8 +69,7 @@ class Calibration(nn.Module):
         if found is not None:
             return Terms(found[POS_SUM::2], found[POS_COUNT::2].detach())
         pairs = c.positives(include_self=False)
-        terms = calibration_terms(c.scores, pairs, c.negatives, self.alpha, self.beta, self.average)
-        return Terms(c.loss_or_nan(terms.sums), terms.counts)
+        return c.terms_or_nan(calibration_terms(c.scores, pairs, c.negatives, self.alpha, self.beta, self.average))
 
     def value(self, terms: Terms) -> Tensor:
         """The loss that `terms` come to; they may be sums over several comparisons."""
