@@ -23,7 +23,7 @@ from PIL import Image
 from roadmap.data.pictures.images import Box, small_picture, upright
 from roadmap.data.pictures.packs import Pack
 from roadmap.data.pictures.processes import answers
-from roadmap.data.pictures.shards import Shard, written_shard
+from roadmap.data.pictures.shards import Shard, Written, written_shard
 from roadmap.data.records import Records
 
 PER_CLASS = 8
@@ -98,6 +98,7 @@ def parts_of_packing(asked: tuple[Shard, str]) -> dict[str, float]:
     """
     shard, folder = asked
     taken: dict[str, float] = {}
+    written: list[Written | None] = []
 
     def timed(part: str, work: Callable[[], Any]) -> Any:
         began = time.thread_time()
@@ -110,9 +111,7 @@ def parts_of_packing(asked: tuple[Shard, str]) -> dict[str, float]:
             small_picture(path, box, shard.side)
 
     def write() -> None:
-        written = written_shard(shard, folder, "raise")
-        assert written is not None
-        written.temporary.unlink()
+        written.append(written_shard(shard, folder, "raise"))
 
     def in_parts() -> None:
         with open(Path(folder) / f"parts-{os.getpid()}", "wb", buffering=0) as file:
@@ -127,6 +126,9 @@ def parts_of_packing(asked: tuple[Shard, str]) -> dict[str, float]:
     for name, work in works[first:] + works[:first]:
         timed(name, work)
     del taken["in turns: in parts"]
+    for one in written:  # what is removed is not on the clock
+        assert one is not None
+        one.temporary.unlink()
     return taken
 
 

@@ -51,9 +51,8 @@ def test_every_method_runs(tmp_path: Path) -> None:
 
 def test_only_a_compressed_pack_beside_what_was_measured_of_other_pictures(tmp_path: Path) -> None:
     out = tmp_path / "packing.csv"
-    out.write_text(
-        "method,pictures,files\npack,80,cut to side 64\nwrite and sync,70,as they are\nwrite and sync,70,cut to side 64\n"
-    )
+    held = ["pack,80,cut to side 64", "write and sync,70,as they are", "write and sync,70,cut to side 64"]
+    out.write_text("\n".join(["method,pictures,files", *held, ""]))
     command = [sys.executable, str(BENCHMARKS / "bench_packing.py"), "--pictures", "70", "--made-side", "64"]
     told = ["--kinds", "compressed", "--rounds", "1", "--workers", "2", "--folder", str(tmp_path), "--out", str(out)]
     done = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
