@@ -13,8 +13,10 @@ is the same where the start is taken off on both sides, as it hardly counts for 
 times on a core, of all processes together (cpu_ms_per_picture), which says more where the machine is shared.
 "decode only, plain pool" (--plain-pool) decodes in a multiprocessing.Pool, whose processes are up when it begins.
 "write and sync" is what the disk takes of the pack's bytes, without decoding: where it is not well above "decode only",
-packing waits for the disk. --kinds compressed leaves out the pack of pixels, where that would not fit the disk. Results
-go to benchmarks/results/packing_<cores>_cores.csv after each round; rows of other numbers of pictures are kept.
+packing waits for the disk. "in turns" is the same work on a core, shard after shard in one process: what writing costs
+beside decoding, and each "part" of it, whatever else the machine does; --rounds 0 measures nothing else. --kinds
+compressed leaves out the pack of pixels, where that would not fit the disk. Results go to
+benchmarks/results/packing_<cores>_cores.csv after each round; rows of other methods and other pictures are kept.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from measure import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from many_pictures import decoded_and_dropped, made_pictures, nothing, read_and_dropped
+from many_pictures import decoded_and_dropped, made_pictures, nothing, parts_of_packing, read_and_dropped
 
 from roadmap.data import Records, dataset
-from roadmap.data.pictures.packing import pack, shard_length
+from roadmap.data.pictures.packing import _shards, pack, shard_length
 from roadmap.data.pictures.processes import answers
 
 TASK = 32  # pictures that a process is given to decode at a time
@@ -175,6 +177,25 @@ def measured(records: Records, arguments: argparse.Namespace, folder: Path) -> I
         yield [row(name, found, sizes) for name, found in runs.items()]
 
 
+def in_turns(records: Records, workers: int, folder: Path) -> list[dict[str, object]]:
+    """A row for each part of the work of packing, in milliseconds of a core."""
+    folder.mkdir()
+    taken: dict[str, float] = {}
+    shards = [(shard, str(folder)) for shard in _shards(records, 256, compressed=False)]
+    for _, parts in answers(parts_of_packing, shards, workers):
+        taken = {name: taken.get(name, 0.0) + seconds for name, seconds in parts.items()}
+    shutil.rmtree(folder)
+    blank = row("", [(Run(1.0, 1.0, 1.0), None)], {})
+    rows = []
+    for name, seconds in sorted(taken.items()):
+        ratio = taken["in turns: decode"] / seconds
+        about = {"cpu_ratio": round(ratio, 3) if name == "in turns: decode and write" else ""}
+        about |= {"cpu_ms_per_picture": round(1000 * seconds / len(records), 3), "rounds": 1}
+        rows.append(dict.fromkeys(blank, "") | {"method": name} | about)
+        print(f"{name:26s} {1000 * seconds / len(records):.3f} ms of a core", flush=True)
+    return rows
+
+
 def disk(folder: Path, count: int, each: float) -> Run:
     """What the disk takes, of a pack with so many bytes a picture."""
     size, shard = min(WRITTEN, int(each * count)), max(1, int(each * min(shard_length(count), count)))
@@ -235,6 +256,9 @@ def main() -> None:
         about |= {"start_seconds": round(start_seconds(arguments.workers), 2), "cores": os.cpu_count()}
         about |= {"load_before": round(load, 1)}
         out = arguments.out or Path(__file__).parent / "results" / f"packing_{os.cpu_count()}_cores.csv"
+        about["load_after"] = about["load_before"]
+        turns = in_turns(records, arguments.workers, Path(temporary) / "turns")
+        write(out, [found | about | provenance("cpu") for found in turns])
         for rows in measured(records, arguments, Path(temporary) / "pack"):
             about["load_after"] = round(os.getloadavg()[0], 1)
             write(out, [found | about | provenance("cpu") for found in rows])
@@ -242,10 +266,10 @@ def main() -> None:
 
 
 def write(out: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Beside the rows that are there of other pictures. A stopped run keeps the rounds that it has."""
-    what = {(str(row["pictures"]), row["files"]) for row in rows}
+    """Beside the rows that are there of something else. A stopped run keeps the rounds that it has."""
+    what = {(row["method"], str(row["pictures"]), row["files"]) for row in rows}
     before = list(csv.DictReader(out.open(newline=""))) if out.is_file() else []
-    others = [row for row in before if (row["pictures"], row["files"]) not in what]
+    others = [row for row in before if (row["method"], row["pictures"], row["files"]) not in what]
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

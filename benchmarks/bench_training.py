@@ -193,8 +193,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=40, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "training_cuda.csv")
+    parser.add_argument("--out", type=Path, help="CSV file; results/training_<device>.csv by default")
     options = parser.parse_args()
+    device = "cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu"
+    out = options.out or Path(__file__).parent / "results" / f"training_{device}.csv"
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -204,9 +206,9 @@ def main() -> None:
             records = records_of(DataSettings(name=options.dataset, root=str(options.root)))
         for name, batch, mode in itertools.product(options.models, options.batches, options.compile):
             rows.append(measured(name, batch, mode, options, records, folder))
-            rows[-1] |= provenance("cuda" if torch.cuda.is_available() else "cpu")
+            rows[-1] |= provenance(device)
             print(rows[-1], flush=True)
-            with options.out.open("w", newline="") as file:  # after each row: a stopped run keeps them
+            with out.open("w", newline="") as file:  # after each row: a stopped run keeps them
                 writer = csv.DictWriter(file, fieldnames=list(rows[0]))
                 writer.writeheader()
                 writer.writerows(rows)

@@ -60,6 +60,7 @@ def test_draws_and_its_picture_is_committed(name: str, tmp_path: Path) -> None:
 def test_the_table_of_speed_is_what_was_measured() -> None:
     page = (FIGURES.parent / "speed.md").read_text(encoding="utf-8")
     assert script("speed").table() in page
+    assert script("speed").start_table() in page
 
 
 def test_pictures_of_the_documentation_exist() -> None:

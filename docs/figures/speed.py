@@ -57,6 +57,20 @@ def table() -> str:
     return "\n".join(["| part | before | now |", "|---|---|---|", *lines])
 
 
+def start_table() -> str:
+    """What starting takes on a core, as the page has it: modules, and whole commands beside them."""
+    with (RESULTS / "start_cpu.csv").open(newline="", encoding="utf-8") as file:
+        found = [(row["what"], float(row["core_seconds"])) for row in csv.DictReader(file)]
+    commands = [(name, taken) for name, taken in found if name.startswith("roadmap ")]
+    modules = [(name, taken) for name, taken in found if not name.startswith("roadmap ") and name != "interpreter"]
+    cells = [f"{name} | {taken:.1f} s" for name, taken in modules]
+    beside = [f"`{name}` | {taken:.1f} s" if "," not in name else f"`{name.replace(', ', '`, ', 1)} | {taken:.1f} s"
+              for name, taken in commands]  # fmt: skip
+    beside += [" | "] * (len(cells) - len(beside))
+    lines = [f"| {left} | {right} |" for left, right in zip(cells, beside, strict=True)]
+    return "\n".join(["| imports | | whole commands | |", "|---|---|---|---|", *lines])
+
+
 def stack(axes: Axes, bars: Bars, unit: str, title: str) -> None:
     parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     left = dict.fromkeys(bars, 0.0)
