@@ -219,6 +219,13 @@ def test_mistakes_are_told(
     assert said in result.stderr
 
 
+def test_a_file_that_may_not_be_read_is_told(root: Path, encoder: Encoder) -> None:
+    found = pictures_of(root / "P")
+    (root / "P/owl/0.png").unlink()  # after the folder was listed
+    done = index_pictures(encoder, found, root / "I", engine="exact")
+    assert (dict(done.skipped), done.facts["vectors"]) == ({"owl/0.png": "No such file or directory"}, 11)
+
+
 def test_refined_search_is_what_evaluation_measures(root: Path, encoder: Encoder) -> None:
     """With a pool of everything: the same vectors, the same order."""
     index_pictures(encoder, root / "P", root / "I", engine="exact")

@@ -121,7 +121,7 @@ def _told(done: Indexed, out: Path, seconds: float) -> Iterator[str]:
     yield f"done       {said or 'no pictures'}, in {seconds:.1f} s"
     if done.skipped:
         name, why = next(iter(done.skipped.items()))
-        yield f"left out   {len(done.skipped):,} that could not be decoded, first {name}: {why}"
+        yield f"left out   {len(done.skipped):,} that could not be read, first {name}: {why}"
     engine = {name: value for name, value in facts["engine"].items() if name in ("kind", "device", "recall@10")}
     told = ", ".join(f"{name} {value}" for name, value in engine.items())
     yield f"engine     {facts['engine']['name']}: {told}"
