@@ -123,6 +123,11 @@ def test_a_table_with_boxes(root: Path, encoder: Encoder) -> None:
         found = index.search(encoder.embed([image.crop((5, 5, 30, 30))]), 1)
         assert found.ids == [["owl/0.png#5,5,30,30"]]
         draw_results(root / "f.png", index, image, found)
+        draw_results(root / "f.html", index, image, found, "an_owl.png in I")
+        page = (root / "f.html").read_text(encoding="utf-8")
+        assert "<b>query</b> <br>" in page  # its name is in the title
+        assert "<small>owl/<wbr>0.<wbr>png#5,<wbr>5,<wbr>30,<wbr>30</small>" in page  # not broken within a word
+        assert "<h1>an_<wbr>owl.<wbr>png in I</h1>" in page
 
 
 def test_another_model_crop_precision_or_folder_is_refused(root: Path, encoder: Encoder) -> None:

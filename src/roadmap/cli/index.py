@@ -69,7 +69,10 @@ def index(
         say_start(f"opening    {model}")
         from roadmap.encoder import Encoder
         from roadmap.search import index_pictures, pictures_of
+        from roadmap.search.engines import check_engine
 
+        if engine not in (None, "auto"):
+            check_engine(engine, options or {})  # before a model is opened, which may take long
         asked: dict[str, Any] = {"weights": weights, "pooling": pooling, "image": image, "resize": resize, "flip": flip}
         encoder = Encoder.open(model, device=device, precision=precision, batch=batch, **asked)
         found = pictures_of(pictures, table)
