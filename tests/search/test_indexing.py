@@ -231,6 +231,17 @@ def test_a_file_that_may_not_be_read_is_told(root: Path, encoder: Encoder) -> No
     assert (dict(done.skipped), done.facts["vectors"]) == ({"owl/0.png": "No such file or directory"}, 11)
 
 
+def test_a_name_does_not_steer_the_terminal(root: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    write_picture(root / "P" / "owl" / "\x1b]0;mine\x07\x9b31m.png", 40, 7)
+    index_pictures(encoder, "P", "I", engine="exact")
+    result = called("search", "I", "P/owl/0.png", "--top", 13)
+    assert "owl/\\x1b]0;mine\\x07\\x9b31m.png" in result.stdout
+    assert not {"\x1b", "\x07", "\x9b"} & set(result.stdout)
+    missing = called("search", "I", "P/owl/\x1b[31m.png")
+    assert "\\x1b[31m.png is not a picture that exists" in missing.stderr
+
+
 def test_refined_search_is_what_evaluation_measures(root: Path, encoder: Encoder) -> None:
     """With a pool of everything: the same vectors, the same order."""
     index_pictures(encoder, root / "P", root / "I", engine="exact")
