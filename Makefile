@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "roadmap needs Python 3.10 or newer, this is %s; run: make PYTHON=/path/to/python3" % sys.version.split()[0])'
-	@echo "Installing into $(VENV): torch and the tools of the tests, some gigabytes; once, for minutes."
+	@echo "Installing torch and the tools of the tests into $(VENV): some gigabytes, a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -59,6 +59,18 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir()
+    held = os.open(tmp_path / "locked", os.O_RDONLY)  # a folder that is there, and takes no new name
+    (tmp_path / "locked").rmdir()
+    try:
+        with pytest.raises(FileNotFoundError) as told, whole_file(Path(f"/dev/fd/{held}/metrics.json")):
+            pass
+    finally:
+        os.close(held)
+    assert told.value.filename == f"/dev/fd/{held}/metrics.json"
+
+
 def test_a_writer_that_makes_the_file_anew_does_not_decide_who_may_read_it(tmp_path: Path) -> None:
     """safetensors writes its own file, readable by its user alone."""
     import torch

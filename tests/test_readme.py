@@ -189,6 +189,16 @@ def test_links_lead_to_headings(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """`tests/...`, `docs/...` and the like; names that stand for many (`NAME`, `*`) are left out."""
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w/.])((?:tests|src|benchmarks|docs|experiments|examples)/[\w./-]*\w)(?![\w*{])", text)
+    places = [ROOT, ROOT / "src" / "roadmap"]
+    written = [name for name in named if "NAME" not in name]
+    assert [n for n in written if not any((p / f"{n}{end}").exists() for p in places for end in ("", ".py"))] == []
+
+
 def headings(page: Path) -> set[str]:
     """Of a page, as they are spelt in addresses: small letters, hyphens for spaces, nothing else."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

@@ -32,7 +32,11 @@ def whole_file(path: Path) -> Iterator[str]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
     temporary = temporary_beside(path)
-    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except OSError as error:
+        error.filename = str(path)  # the name that was asked for; nobody knows the temporary one
+        raise
     permissions = stat.S_IMODE(os.fstat(handle).st_mode)
     os.close(handle)
     try:

@@ -1,9 +1,11 @@
-"""The nearest known name to one that is not known: for errors that say what was probably meant."""
+"""Names as people see them: the nearest known one to one that is not known, and where a long one may be broken."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from html import escape
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
@@ -26,3 +28,8 @@ def did_you_mean_setting(key: str, known: Iterable[str]) -> str:
     same = [name for name in names if name.rpartition(".")[2] == tail]
     found = same[0] if len(same) == 1 else nearest(key, names) or tails.get(nearest(tail, tails, 0.75) or "")
     return f", did you mean {found!r}?" if found else "."
+
+
+def breakable(name: str) -> str:
+    """A name as HTML, whole; where it is long it may be broken after a separator."""
+    return re.sub(r"([/_.,-]|&amp;)(?=.)", r"\1<wbr>", escape(name))

@@ -123,6 +123,11 @@ def test_a_table_with_boxes(root: Path, encoder: Encoder) -> None:
         found = index.search(encoder.embed([image.crop((5, 5, 30, 30))]), 1)
         assert found.ids == [["owl/0.png#5,5,30,30"]]
         draw_results(root / "f.png", index, image, found)
+        draw_results(root / "f.html", index, image, found, "an_owl.png in I")
+        page = (root / "f.html").read_text(encoding="utf-8")
+        assert "<b>query</b> <br>" in page  # its name is in the title
+        assert "<small>owl/<wbr>0.<wbr>png#5,<wbr>5,<wbr>30,<wbr>30</small>" in page  # not broken within a word
+        assert "<h1>an_<wbr>owl.<wbr>png in I</h1>" in page
 
 
 def test_another_model_crop_precision_or_folder_is_refused(root: Path, encoder: Encoder) -> None:
@@ -217,6 +222,24 @@ def test_mistakes_are_told(
     result = called(*arguments)
     assert result.exit_code == 1
     assert said in result.stderr
+
+
+def test_a_file_that_may_not_be_read_is_told(root: Path, encoder: Encoder) -> None:
+    found = pictures_of(root / "P")
+    (root / "P/owl/0.png").unlink()  # after the folder was listed
+    done = index_pictures(encoder, found, root / "I", engine="exact")
+    assert (dict(done.skipped), done.facts["vectors"]) == ({"owl/0.png": "No such file or directory"}, 11)
+
+
+def test_a_name_does_not_steer_the_terminal(root: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    write_picture(root / "P" / "owl" / "\x1b]0;mine\x07\x9b31m.png", 40, 7)
+    index_pictures(encoder, "P", "I", engine="exact")
+    result = called("search", "I", "P/owl/0.png", "--top", 13)
+    assert "owl/\\x1b]0;mine\\x07\\x9b31m.png" in result.stdout
+    assert not {"\x1b", "\x07", "\x9b"} & set(result.stdout)
+    missing = called("search", "I", "P/owl/\x1b[31m.png")
+    assert "\\x1b[31m.png is not a picture that exists" in missing.stderr
 
 
 def test_refined_search_is_what_evaluation_measures(root: Path, encoder: Encoder) -> None:

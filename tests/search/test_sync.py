@@ -52,6 +52,24 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_file_that_cannot_be_read_does_not_end_it_all(root: Path, tmp_path: Path) -> None:
+    """As one without the right to read it, or one that goes away between the list of a folder and the look at it."""
+    files = {**listed(root), "gone.jpg": root / "gone.jpg"}
+    reason = {"gone.jpg": "No such file or directory"}
+    with new_index(tmp_path / "i") as index:
+        assert dict(index.sync(files, Embedder(root), at_once=4).skipped) == reason
+        assert len(index) == 10
+        first = Embedder(root)
+        assert dict(index.sync(files, first).skipped) == reason
+        assert first.asked == []  # it was tried again, and the others were not
+        (root / "gone.jpg").write_text("picture")
+        assert index.sync(files, Embedder(root)).changed == ("gone.jpg",)
+        assert len(index) == 11
+        (root / "gone.jpg").unlink()  # it was there once: its vector goes, too
+        assert dict(index.sync(files, Embedder(root)).skipped) == reason
+        assert len(index) == 10
+
+
 def test_only_what_changed_is_embedded(root: Path, tmp_path: Path) -> None:
     with new_index(tmp_path / "i") as index:
         first = Embedder(root)

@@ -69,7 +69,10 @@ def index(
         say_start(f"opening    {model}")
         from roadmap.encoder import Encoder
         from roadmap.search import index_pictures, pictures_of
+        from roadmap.search.engines import check_engine
 
+        if engine not in (None, "auto"):
+            check_engine(engine, options or {})  # before a model is opened, which may take long
         asked: dict[str, Any] = {"weights": weights, "pooling": pooling, "image": image, "resize": resize, "flip": flip}
         encoder = Encoder.open(model, device=device, precision=precision, batch=batch, **asked)
         found = pictures_of(pictures, table)
@@ -121,7 +124,7 @@ def _told(done: Indexed, out: Path, seconds: float) -> Iterator[str]:
     yield f"done       {said or 'no pictures'}, in {seconds:.1f} s"
     if done.skipped:
         name, why = next(iter(done.skipped.items()))
-        yield f"left out   {len(done.skipped):,} that could not be decoded, first {name}: {why}"
+        yield f"left out   {len(done.skipped):,} that could not be read, first {name}: {why}"
     engine = {name: value for name, value in facts["engine"].items() if name in ("kind", "device", "recall@10")}
     told = ", ".join(f"{name} {value}" for name, value in engine.items())
     yield f"engine     {facts['engine']['name']}: {told}"

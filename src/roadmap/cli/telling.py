@@ -25,6 +25,7 @@ FIELDS = (
 )
 OPTION_OF = {field: f"--{field.partition('.')[2].replace('_', '-')}" for field in FIELDS}
 OPTION_OF |= {"model.name": "MODEL", "data.name": "--data"}
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters, but for tabs and ends of lines
 EXAMPLE = re.compile(r"([A-Z_]+=\S+ )?roadmap ")
 # What brings a library that is not there; the others come with `train`.
 EXTRA_OF = {"onnx": "export", "onnxruntime": "export", "pytorch_metric_learning": "pml", "sklearn": "report"}
@@ -47,16 +48,21 @@ def help_text(verb: Callable[..., None]) -> str:
 
 def say(lines: Iterable[str]) -> None:
     for line in lines:
-        typer.echo(line)
+        typer.echo(_visible(line))
+
+
+def _visible(text: str) -> str:
+    """Without what would steer a terminal: names of files and labels come from strangers, too."""
+    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say_start(line: str) -> None:
     """Says what begins, before anything slow is imported."""
-    typer.secho(line, dim=True)
+    typer.secho(_visible(line), dim=True)
 
 
 def say_error(line: str) -> None:
-    typer.secho(f"error: {line}", fg=typer.colors.RED, err=True)
+    typer.secho(f"error: {_visible(line)}", fg=typer.colors.RED, err=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from html import escape
 from PIL import Image, ImageOps
 
 from roadmap.data.pictures.images import Pixels
+from roadmap.names import breakable
 
 THUMBNAIL = 128  # side of the embedded pictures; about twice what is shown, for dense screens
 TINY = 64  # pictures up to this side are kept to the pixel
@@ -100,11 +101,6 @@ def data_uri(pixels: Pixels) -> str:
         ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=82, optimize=True)
         kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-def breakable(name: str) -> str:
-    """A name as HTML, whole; where it is long it may be broken after a separator."""
-    return re.sub(r"([/_.,-]|&amp;)(?=.)", r"\1<wbr>", escape(name))
 
 
 def file_name(path: str) -> str:

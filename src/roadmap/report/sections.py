@@ -11,9 +11,9 @@ import numpy as np
 
 from roadmap.data.records import Floats
 from roadmap.evaluation import Evaluation
+from roadmap.names import breakable
 from roadmap.report.charts import Line, line_chart, score_chart
 from roadmap.report.material import JUDGED_BY, Material
-from roadmap.report.retrievals_html import breakable
 from roadmap.report.scores import ScoreCounts, edges, thresholds
 
 CURVES = (JUDGED_BY, "R@1")  # of the validation pictures

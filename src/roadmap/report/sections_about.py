@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from roadmap.experiments import compare
+from roadmap.names import breakable
 from roadmap.report.material import Material, doubts
-from roadmap.report.retrievals_html import breakable
 from roadmap.report.sections import table
 
 SHOWN = re.compile(r"R@\d+|R-precision|mAP@R|mAP|.* trapezoidal mAP|.* mP@10")

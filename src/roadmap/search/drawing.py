@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from roadmap.atomic import whole_file
 from roadmap.data import PictureError
 from roadmap.data.pictures.images import upright
+from roadmap.names import breakable
 from roadmap.search.index import Index
 from roadmap.search.results import Results
 
@@ -35,7 +36,7 @@ def draw_results(path: str | Path, index: Index, query: Image.Image, results: Re
         (picture_in(index, row), f"{score:.3f}", str(row["label"] or ""), name)
         for row, score, name in zip(results.metadata[0], results.scores[0], results.ids[0], strict=True)
     ]
-    cells = [(query, "query", title, ""), *found]
+    cells = [(query, "query", "", ""), *found]
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         if path.suffix.lower() == ".html":
@@ -92,8 +93,8 @@ def _shortened(text: str, font: Any) -> str:
 
 def _page(title: str, cells: list[tuple[Image.Image | None, str, str, str]]) -> str:
     figures = "\n".join(
-        f'<figure><img alt="{escape(third or second)}" src="{_data(image)}">'
-        f"<figcaption><b>{escape(first)}</b> {escape(second)}<br><small>{escape(third)}</small></figcaption></figure>"
+        f'<figure><img alt="{escape(third or first)}" src="{_data(image)}"><figcaption>'
+        f"<b>{escape(first)}</b> {breakable(second)}<br><small>{breakable(third)}</small></figcaption></figure>"
         for image, first, second, third in cells
     )
     return f"""<!doctype html>
@@ -103,7 +104,7 @@ def _page(title: str, cells: list[tuple[Image.Image | None, str, str, str]]) -> 
 h1{{font-size:1.4rem}}figure{{margin:0;width:{SIDE}px}}
 figure:first-child{{outline:3px solid #0072b2;outline-offset:3px}}
 img{{display:block;width:{SIDE}px;height:{SIDE}px;object-fit:scale-down}}</style>
-</head><body><h1>{escape(title)}</h1><main>
+</head><body><h1>{breakable(title)}</h1><main>
 {figures}
 </main></body></html>
 """

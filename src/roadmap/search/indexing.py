@@ -36,7 +36,7 @@ class Indexed:
 
     Attributes:
         changes: which pictures were new, changed, deleted, the same.
-        skipped: id -> why, of every picture that could not be decoded, now or earlier.
+        skipped: id -> why, of every picture that could not be read or decoded, now or earlier.
         described: pictures whose metadata alone had changed.
         notes: what a person should hear of the folder.
         facts: `Index.facts` afterwards.
@@ -91,7 +91,8 @@ def index_pictures(
                 rows = [places[name] for name in vectors.ids or ()]
                 return vectors, found.rows(rows, index.manifest.columns)
 
-            index.sync(found.files, embed, at_once or STEP.get(encoder.device.type, STEP["cpu"]))
+            step = at_once or STEP.get(encoder.device.type, STEP["cpu"])
+            skipped.update(index.sync(found.files, embed, step).skipped)
         described = _describe(index, found, [*changes.same, *changes.touched])
         if _stale(index):
             index.build()
