@@ -25,7 +25,7 @@ from roadmap.experiments.reproduction import reasons
 from roadmap.experiments.results import CHOSEN, LAST, Outcome, all_outcomes
 from roadmap.experiments.sheet import Sheet
 from roadmap.experiments.standings import FLATTERY, Standings, compare
-from roadmap.experiments.verdicts import NOT_RUN, Line, not_run_sheet, sheet_of, side_by_side
+from roadmap.experiments.verdicts import MINUTES, NOT_RUN, Line, not_run_sheet, sheet_of, side_by_side
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "reproduction.md", HERE.parent / "experiments" / "results"
@@ -228,7 +228,8 @@ def _in_place(one: Experiment, outcomes: Sequence[Outcome], shown: dict[str, fro
     all of are not shown again."""
     if any(row_.stand_in.endswith("deit") and HEAD in row_.stand_in for row_ in one.rows):
         return  # a projection after a ResNet-50 stands in for that network alone
-    lines = [line for line in _measured(side_by_side(one, outcomes, {})) if line.row.stand_in]
+    found = _measured(side_by_side(one, outcomes, {}))
+    lines = [line for line in found if line.row.stand_in and line.metric != MINUTES]  # times of another network
     if not lines:
         return
     runs = _runs(lines, outcomes)
