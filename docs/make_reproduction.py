@@ -87,6 +87,7 @@ HOW = """\
   In bold: the best, and what was tested and not found worse, over seeds where there are several in common, else over
   queries, for R@1 by both tests. Two trained models may differ while two losses do not: where there is one seed,
   nothing is known of how much it matters, and p over queries says nothing of the losses.
+- **yardstick**: what an independent, simple trainer with the released losses measured; nobody published it.
 - Errata of the paper's own numbers: [maths.md](maths.md#its-numbers).
 
 To measure a table yourself:
