@@ -133,7 +133,7 @@ def _answer(lines: Sequence[Line], outcomes: Sequence[Outcome]) -> Iterator[str]
     yield from _account([line for line in lines if line.number], outcomes)
     if found := claims(_ordered(), outcomes, LAST):
         kinds = Counter(one.verdict for one in found)
-        told = f"{kinds[HOLDS]} hold, {kinds[NOT_SHOWN]} are not shown, {kinds[REVERSED]} are reversed"
+        told = ", ".join(f"{kind} {kinds[kind]}" for kind in (HOLDS, NOT_SHOWN, REVERSED))
         yield f"{ORDER_IN_SHORT}\n{claims_in_short(found).markdown()}\n\nOf {len(found)}: {told}.\n"
     yield from _one_run_each(outcomes)
     yield from _batches(outcomes)

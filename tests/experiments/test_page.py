@@ -90,7 +90,7 @@ def test_the_first_screen_answers_and_what_stands_in_is_no_number_of_the_paper(
     (row,) = [line for line in first.splitlines() if line.startswith("| cub |")]
     assert "| resnet50_head in place of resnet50 | 64 | 3 |" in row
     assert row.count(", p ") == 3
-    told = re.search(r"Of 3: (\d) hold, (\d) are not shown, (\d) are reversed\.", first)
+    told = re.search(r"Of 3: holds (\d), not shown (\d), reversed (\d)\.", first)
     assert told is not None
     assert sum(map(int, told.groups())) == 3
 
