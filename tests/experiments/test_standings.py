@@ -366,3 +366,21 @@ def test_a_last_epoch_that_was_the_chosen_one_is_kept_once(tmp_path: Path) -> No
                 assert again.test("cub", epoch).per_query[metric] == pytest.approx(values, abs=1e-6)
     with np.load(tmp_path / "same.npz") as once, np.load(tmp_path / "other.npz") as twice:
         assert (len(once.files), len(twice.files)) == (3, 5)  # labels, and R@1 and mAP@R of each epoch
+
+
+def test_a_run_that_a_file_of_results_has_under_two_names_counts_once(tmp_path: Path) -> None:
+    """Tables share runs: that at the default of an option is one of the table of this option too."""
+    runs = [outcome_of(finished(tmp_path / f"{name}{seed}", noise, seed, name=name)) for seed in (0, 1)
+            for name, noise in (("supap", 0.5), ("roadmap", 0.6))]  # fmt: skip
+    again = dataclasses.replace(runs[1], name="by another table")
+    save_outcomes(tmp_path, "all", [*runs, again])
+    found = compare([tmp_path / "all.jsonl"])
+    assert [one.estimate.n for one in found.standings["R@1"]] == [2, 2]
+    assert str(found) == str(compare(runs))
+    # the same settings and seed, and other answers: one of them is not what it says
+    other = dataclasses.replace(runs[0], name="by another table", settings=again.settings, tests=runs[0].tests)
+    save_outcomes(tmp_path, "odd", [*runs, other])
+    with pytest.raises(ValueError, match="roadmap0 and by another table are the same run twice"):
+        compare([tmp_path / "odd.jsonl"])
+    with pytest.raises(ValueError, match="roadmap0 and by another table are the same run twice"):
+        compare([*runs, again])  # which somebody named one by one

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from roadmap.experiments.sheet import Cell, Sheet, row
 from roadmap.report import report
 
 from ..waiting import PATIENCE, until
@@ -177,3 +178,22 @@ def test_it_can_be_printed(browser: Any, address: str, tmp_path: Path) -> None:
         page.pdf(path=str(tmp_path / "report.pdf"), format="A4")
         assert (tmp_path / "report.pdf").read_bytes().count(b"/Type /Page\n") >= 4
         assert page.locator("details:not(.long)").first.get_attribute("open") is None  # folded again on the screen
+
+
+@pytest.mark.parametrize(("media", "width"), [("screen", 1280), ("print", 1047)])  # A4 across, less its margins
+def test_a_table_of_compared_runs_fits_a_screen_and_a_sheet_of_paper(
+    browser: Any, tmp_path: Path, media: Any, width: int
+) -> None:
+    tested = ["95 %", "to the best", "effect", "p, seeds", "p, classes"]
+    columns = ("group", "runs", "R@1", *tested, "p, McNemar", "mAP@R", *tested)
+    values = ["86.32 to 91.94", "-3.77", "-2.19", "0.2", "0.00021"]
+    cells = ["loss=smoothap", "2", Cell("85.36 ± 1.41", True), *values, "< 0.0001", "63.16 ± 0.86", *values]
+    Sheet("glyphs, the last epoch", columns, (row(cells), row(cells)), ("a remark",)).write(tmp_path / "table.html")
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.emulate_media(media=media)
+    page.goto((tmp_path / "table.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    table = page.locator("table")
+    assert table.evaluate("table => table.scrollWidth - table.clientWidth") == 0  # nothing to the right of what is seen
+    context.close()

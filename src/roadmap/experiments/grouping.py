@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roadmap.experiments.results import CHOSEN, LAST, Outcome
+from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome
 
 # What may differ without making another group: where it ran, and how fast.
 NEUTRAL = ("seed", "recipe", "hardware", "checkpoint_minutes", "data.workers", "data.pack", "data.on_error")
@@ -102,6 +102,31 @@ def common_metrics(outcomes: Sequence[Outcome], test: str, epoch: str, metrics: 
     return found
 
 
+def without_copies(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Of a file of results, in which tables may have one run under several names: the first of those with the same
+    settings, the same seed and the same answer to every query. Where answers differ both stay, to be refused."""
+    first: dict[str, Outcome] = {}
+    found = []
+    for run in outcomes:
+        alike = first.setdefault(repr((run.seed, sorted(_told(run.settings).items()))), run)
+        if alike is run or not _same_answers(alike, run):
+            found.append(run)
+    return found
+
+
+def _same_answers(one: Outcome, other: Outcome) -> bool:
+    return one.tests.keys() == other.tests.keys() and all(
+        one.tests[test].keys() == other.tests[test].keys()
+        and all(_answers(one.tests[test][epoch]) == _answers(other.tests[test][epoch]) for epoch in one.tests[test])
+        for test in one.tests
+    )
+
+
+def _answers(one: Measurement) -> tuple[object, ...]:
+    told = tuple((name, values.tobytes()) for name, values in sorted(one.per_query.items()))
+    return told or tuple(sorted(one.metrics.items()))
+
+
 def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Outcome]]:
     """What differs, in words -> seed -> run."""
     every = [_told(outcome.settings) for outcome in outcomes]
@@ -145,8 +170,7 @@ def copies(groups: Groups, test: str, epoch: str) -> list[str]:
         seen: dict[object, int] = {}
         for seed, run in runs.items():
             one = run.test(test, epoch)
-            answers = tuple((name, values.tobytes()) for name, values in sorted(one.per_query.items()))
-            same = seen.setdefault(answers or tuple(sorted(one.metrics.items())), seed)
+            same = seen.setdefault(_answers(one), seed)
             if same == seed:
                 continue
             other = runs[same]

@@ -14,6 +14,7 @@ from roadmap.atomic import whole_file
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$"}
 _LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {">": "$>$", "−": "$-$"}
+LONG = 32  # letters, from which a cell is broken into lines
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; }
@@ -22,12 +23,15 @@ th, td { padding: .3rem .4rem; text-align: right; font-variant-numeric: tabular-
 th, td { border-bottom: 1px solid #8885; }
 th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
-ul { max-width: 60rem; }
+td.long { white-space: normal; min-width: 11rem; text-align: left; }
+ul { max-width: 60rem; overflow-wrap: anywhere; }
+@media (max-width: 640px) { td.long:first-child { min-width: 9.5rem; overflow-wrap: anywhere; } }
 @page { size: A4 landscape; margin: 1cm; }
 @media print {
   body { margin: 0; padding: 0; font-size: 11px; }
   table { display: table; width: 100%; font-size: 9px; }
   th, td { padding: .15rem .2rem; white-space: normal; }
+  td.long { min-width: 0; overflow-wrap: anywhere; }
   thead { display: table-header-group; }
   tr { break-inside: avoid; }
 }
@@ -98,7 +102,8 @@ class Sheet:
         tell = html.escape
 
         def cell(one: Cell) -> str:
-            return f"<td>{f'<b>{tell(one.text)}</b>' if one.bold else tell(one.text)}</td>"
+            kind = " class='long'" if len(one.text) > LONG else ""
+            return f"<td{kind}>{f'<b>{tell(one.text)}</b>' if one.bold else tell(one.text)}</td>"
 
         head = "".join(f"<th>{tell(name)}</th>" for name in self.columns)
         rows = "\n".join(f"<tr>{''.join(cell(one) for one in row)}</tr>" for row in self.rows)

@@ -16,6 +16,7 @@ from roadmap.experiments.grouping import (
     copies,
     differences_of_origin,
     grouped,
+    without_copies,
 )
 from roadmap.experiments.results import CHOSEN, Outcome, outcomes_of, unfinished
 from roadmap.experiments.sheet import Cell, Sheet, row
@@ -104,7 +105,7 @@ def compare(
     Raises:
         ValueError: runs that cannot be compared: other pictures, another protocol, another way to choose the epoch.
     """
-    outcomes = [run for given in runs for run in ([given] if isinstance(given, Outcome) else outcomes_of([given]))]
+    outcomes = [run for given in runs for run in _runs_of(given)]
     if not outcomes:
         raise ValueError("there is nothing to compare: give run folders")
     name = common_test(outcomes, test)
@@ -121,6 +122,13 @@ def compare(
     notes = _notes(next(iter(pairs.values())))
     remarks += [*_remarks(groups, by, draws), *dict.fromkeys(text for one in pairs.values() for text in one.remarks)]
     return Standings(name, CHOICES[by], found, notes, tuple(remarks))
+
+
+def _runs_of(given: str | Path | Outcome) -> list[Outcome]:
+    if isinstance(given, Outcome):
+        return [given]
+    found = outcomes_of([given])
+    return without_copies(found) if Path(given).suffix == ".jsonl" else found
 
 
 def _standings(groups: Groups, test: str, epoch: str, metric: str, draws: int) -> tuple[tuple[Standing, ...], Pairs]:

@@ -16,6 +16,7 @@ from roadmap.experiments.statistics import Estimate, estimate, t_quantile
 
 OK, DIFFERS, NOT_RUN, MEASURED, ELSEWHERE = "OK", "differs", "not run", "measured", "other hardware"
 ALLOWANCE = 1.0  # points, where one run stands against one run and neither says how much runs differ
+YARDSTICK = "yardstick"  # what an independent trainer measured, among the numbers that are published
 SHOWN = ("R@1", "mAP@R")  # of a row without a published number
 GAP, INCREASE, MINUTES = "decrease of DG_AP in %", "increase of mAP@R in %", "minutes per epoch"
 Groups = Mapping[tuple[str, tuple[str, ...]], Sequence[Outcome]]
@@ -178,7 +179,9 @@ def sheet_of(experiment: Experiment, lines: Sequence[Line]) -> Sheet:
     """A table for a person; what every measured row has in common stands below it."""
     said = {line.why for line in lines if line.chosen or line.last}
     common = next(iter(said)) if len(said) == 1 else ""
-    columns = ["row", "pictures", "network", "batch", "metric", "published", "best epoch", "last epoch", "", "why"]
+    tables = {line.number.table for line in lines if line.number}
+    beside = YARDSTICK if tables == {YARDSTICK} else "published"  # which nobody published
+    columns = ["row", "pictures", "network", "batch", "metric", beside, "best epoch", "last epoch", "", "why"]
     rows: list[list[str | Cell]] = []
     for line in lines:
         one = line.row
