@@ -270,9 +270,8 @@ def standing(at: int, place: Path, action: Callable[[int], None]) -> Iterator[No
 
     begin, work = launching.PROGRAM.split("\nwork()")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            launching, "PROGRAM", begin + STANDING.format(at=at, place=str(place), patience=PATIENCE) + "work()" + work
-        )
+        stand = STANDING.format(at=at, place=str(place), patience=PATIENCE)
+        patch.setattr(launching, "PROGRAM", begin + stand + "work()" + work)
         threading.Thread(target=watch, daemon=True).start()
         yield
 
