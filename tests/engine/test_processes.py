@@ -29,7 +29,7 @@ from roadmap.models import Retriever, retriever
 from roadmap.ranks import Ranks
 from roadmap.runs import Run
 
-from ..waiting import wait_until
+from ..waiting import PATIENCE, wait_until
 from .test_resume import assert_same_run
 from .together import ranks_here, together
 from .worlds import assert_equal, best_weights, last, lines, tiny
@@ -252,7 +252,8 @@ def step(state, *more):
         known = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *of: (told.append(of), known(*of)))
         Path({place!r}).write_text(str(os.getpid()))
-        while not told:
+        end = time.monotonic() + {patience}
+        while not told and time.monotonic() < end:
             time.sleep(0.01)
     return real(state, *more)
 loop.step = step
@@ -269,7 +270,8 @@ def standing(at: int, place: Path, action: Callable[[int], None]) -> Iterator[No
 
     begin, work = launching.PROGRAM.split("\nwork()")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "PROGRAM", begin + STANDING.format(at=at, place=str(place)) + "work()" + work)
+        stand = STANDING.format(at=at, place=str(place), patience=PATIENCE)
+        patch.setattr(launching, "PROGRAM", begin + stand + "work()" + work)
         threading.Thread(target=watch, daemon=True).start()
         yield
 

@@ -169,7 +169,9 @@ class Run:
             return
         self.board = Board(self.folder / "tensorboard", step + 1)
         done = {"evaluation": step if judged is None else judged}
-        kept = [json.dumps(line) for line in self.history() if line.get("step", 0) <= done.get(line.get("kind"), step)]
+        kept = [
+            json.dumps(line) for line in self.history() if line.get("step", 0) <= done.get(line.get("kind", ""), step)
+        ]
         self._write("metrics.jsonl", "".join(f"{line}\n" for line in kept))
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
