@@ -13,7 +13,7 @@ from torch import nn
 
 from roadmap.losses.high_order import HORDE
 from roadmap.losses.mic import MIC
-from roadmap.losses.named import made, without_default
+from roadmap.losses.named import module_of, without_default
 from roadmap.names import did_you_mean
 
 NONE = "none"
@@ -33,7 +33,7 @@ def named_auxiliary(name: str, **options: Any) -> nn.Module:
     Raises:
         ValueError: an unknown name or option, with the nearest known one; or an option that is needed and missing.
     """
-    return made(f"auxiliary module {name}", auxiliary_constructor(name), options, FILLED_IN)
+    return module_of(f"auxiliary module {name}", auxiliary_constructor(name), options, FILLED_IN)
 
 
 def auxiliary_constructor(name: str) -> Callable[..., nn.Module]:

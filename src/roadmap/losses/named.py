@@ -113,10 +113,10 @@ def named_loss(name: str, **options: Any) -> nn.Module:
         ValueError: an unknown name or option, with the nearest known one; or an option that is needed and missing.
         ImportError: a loss of pytorch-metric-learning, where that is not installed.
     """
-    return made(f"loss {name}", constructor(name), options, FILLED_IN)
+    return module_of(f"loss {name}", constructor(name), options, FILLED_IN)
 
 
-def made(
+def module_of(
     what: str, make: Callable[..., nn.Module], options: Mapping[str, Any], filled_in: Mapping[str, str]
 ) -> nn.Module:
     """What `make` makes of `options`. One that it does not know, or that it needs and lacks, is refused; `what` says
