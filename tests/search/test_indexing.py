@@ -195,6 +195,23 @@ def test_the_commands(root: Path) -> None:
     assert result.output == "nothing was found: no picture passes the filter\n"
 
 
+@pytest.mark.parametrize("suffix", [".faiss", ".json"])
+def test_a_damaged_engine_is_told_and_made_again_by_the_same_command(root: Path, suffix: str) -> None:
+    pytest.importorskip("faiss")
+    arguments = ("index", "small_cnn", root / "P", "-o", root / "I", "--device", "cpu")
+    assert called(*arguments, "--engine", "faiss", "--option", "kind=flat").exit_code == 0
+    (path,) = (root / "I" / "engine").glob(f"*{suffix}")
+    path.write_bytes(path.read_bytes()[:-1])
+    result = called("search", root / "I", root / "P/tit/3.png")
+    assert result.exit_code == 1
+    assert f"{path.name} is damaged" in result.output
+    assert "`roadmap index` makes it again" in result.output
+    result = called(*arguments)
+    assert "done       12 the same" in result.output
+    assert "engine     faiss: kind flat, recall@10 1.0" in result.output
+    assert "tit/3.png" in called("search", root / "I", root / "P/tit/3.png", "--top", 1).output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -24,7 +24,7 @@ OWN = ("folder", "table")  # datasets that are somebody's own pictures
 def embed(
     asked: Asked,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL[0].upper()}{MODEL[1:]}.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .npz or .safetensors.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .npz or .safetensors.")],
 ) -> None:
     """Write the vectors of pictures, with their labels and names, to a file.
 

@@ -18,7 +18,7 @@ from roadmap.search.metadata import Described
 from roadmap.search.results import Rank, Results
 from roadmap.search.rows import FileFacts
 from roadmap.search.syncing import Changes
-from roadmap.search.vectors import DamagedError
+from roadmap.search.vectors import DamagedEngineError, DamagedError
 
 if TYPE_CHECKING:
     from roadmap.search.answers import refined_search as refined_search
@@ -47,6 +47,7 @@ _HOME_OF = {
 __all__ = [
     "ENGINES",
     "Changes",
+    "DamagedEngineError",
     "DamagedError",
     "Described",
     "FileFacts",

@@ -9,6 +9,7 @@ with Index.open("pictures.index") as index:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from roadmap.search.gathering import Pictures, pictures_of
 from roadmap.search.index import Index
 from roadmap.search.manifest import Manifest, check_origin
 from roadmap.search.syncing import Changes
+from roadmap.search.vectors import DamagedEngineError
 
 STEP = {"cpu": 512, "cuda": 8192}  # pictures after which what is done is kept
 STALE = 0.05  # an engine is made anew when so large a part of the index is new or gone
@@ -158,7 +160,9 @@ def _opened(
     if own != root:
         raise ValueError(f"{folder} is an index of the pictures in {own}, not in {root}; choose another folder")
     if engine in (None, "auto", manifest.engine) and options in (None, manifest.options):
-        return Index.open(folder, write=True)
+        with suppress(DamagedEngineError):  # it is made again, of the vectors
+            return Index.open(folder, write=True)
+        options = manifest.options
     return Index.exchange_engine(folder, manifest.engine if engine in (None, "auto") else str(engine), options)
 
 

@@ -27,6 +27,10 @@ class DamagedError(ValueError):
     """A file of an index does not hold what was written; the message names the file."""
 
 
+class DamagedEngineError(DamagedError):
+    """The same of a file of its engine, which can be made again: an engine holds nothing that the index does not."""
+
+
 class VectorFile:
     """Rows of unit vectors, float32 or float16; row i is slot i. Rows beyond those that are committed mean nothing.
 

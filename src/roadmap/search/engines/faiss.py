@@ -27,7 +27,7 @@ from roadmap.search.columns import Mask
 from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results
 from roadmap.search.engines.exact import Gallery, exact_among
 from roadmap.search.engines.recall import Questions
-from roadmap.search.vectors import TILE, DamagedError, Floats, Slots
+from roadmap.search.vectors import TILE, DamagedEngineError, Floats, Slots
 
 faiss: Any = importlib.import_module("faiss")  # its type hints miss what its own wrapper adds
 CPU = torch.device("cpu")
@@ -38,6 +38,7 @@ FLAT, HNSW = 20_000, 400_000
 FEW = 20_000
 # What is turned up until the recall is reached.
 STEPS = {"hnsw": (32, 64, 128, 256, 512), "ivfpq": (8, 16, 32, 64, 128, 256)}
+AGAIN = "`roadmap index` makes it again of the vectors, and from Python Index.exchange_engine"
 CANDIDATES = 10  # IVF-PQ: so many times k are looked at again, 100 at least
 
 
@@ -224,10 +225,10 @@ class Base:
             files = {part: place.folder / name for part, name in content["files"].items()}
             count, facts = content["slot_count"], content["facts"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{record} is damaged: {error}; make it again with Index.exchange_engine") from error
+            raise DamagedEngineError(f"{record} is damaged: {error}; {AGAIN}") from error
         for path in files.values():
             if not path.is_file() or _digest(path) != path.stem:
-                raise DamagedError(f"{path} is damaged: its checksum differs; make it again with Index.exchange_engine")
+                raise DamagedEngineError(f"{path} is damaged: its checksum differs; {AGAIN}")
         slots = np.load(files["slots"], allow_pickle=False)
         return cls(place, faiss.read_index(str(files["index"]), faiss.IO_FLAG_MMAP_IFC), slots, count, facts)
 
