@@ -49,7 +49,8 @@ def value_and_gradients(batch: Batch, temperature: float, dtype: torch.dtype) ->
     leaf = x.to(dtype, copy=True).requires_grad_()
     with torch.no_grad():
         clusters.proxies.copy_(weight)
-    terms = clusters.terms(Comparison.of(leaf, labels))
+    # a path of one level: -1 there is a class that is not known, and as a plain label refused
+    terms = clusters.terms(Comparison.of_grades(leaf, labels[:, None]))
     (3 * terms.sums.sum()).backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     assert clusters.proxies.grad is not None
