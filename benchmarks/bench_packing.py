@@ -241,6 +241,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.root is None and arguments.pictures is None:
         parser.error("--root or --pictures is needed")
+    if arguments.folder is not None:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         records = None if arguments.root is None else dataset(arguments.dataset, arguments.root)
