@@ -56,6 +56,7 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "sec": lambda: SphericalConstraint(ROADMAP(), momentum=0.5),
     "matryoshka": lambda: Matryoshka(ROADMAP(include_self=False), [2, 5, 3], [0.5, 1, 2]),
     "matryoshka of fastap": lambda: Matryoshka(FastAP(), [2, 5]),
+    "matryoshka of recall at k, mixed": lambda: Matryoshka(RecallAtK(mix=True), [2, 5]),
     "recall at k": RecallAtK,
     "recall at k, mixed": lambda: RecallAtK(mix=True),
     "supndcg": SupNDCG,

@@ -18,7 +18,9 @@ from roadmap.losses import (
     FastAP,
     Matryoshka,
     Memory,
+    RecallAtK,
     SmoothAP,
+    SphericalConstraint,
     SupAP,
     TwoPass,
     average_precision,
@@ -143,6 +145,31 @@ def test_a_loss_that_knows_no_places_is_added_to_its_memory():
     x = vectors(9, 0)
     memory(x, LABELS)
     assert memory(x, LABELS).item() == pytest.approx(2 * memory.inner(x, LABELS).item())
+
+
+def test_what_a_loss_adds_for_the_batch_alone_counts_once_beside_a_memory():
+    class Pairs(nn.Module):
+        def forward(self, x, labels, indices_tuple=None, ref_emb=None, ref_labels=None):
+            held, theirs = (x, labels) if ref_emb is None else (ref_emb, ref_labels)
+            unit, others = nn.functional.normalize(x, dim=1), nn.functional.normalize(held, dim=1)
+            return ((unit @ others.T) * (labels[:, None] != theirs)).relu().sum()
+
+    earlier, x = vectors(9, 0), vectors(9, 1)
+    for nested in (
+        Matryoshka(SphericalConstraint(Pairs(), weight=3.0), DIMS, WEIGHTS),
+        Matryoshka(lambda d: SphericalConstraint(Pairs(), weight=3.0), DIMS, WEIGHTS),
+    ):
+        memory = Memory(nested, 20, form="added")
+        memory(earlier, LABELS)
+        beside = Matryoshka(Pairs(), DIMS, WEIGHTS)(x, LABELS, None, earlier.detach(), LABELS)
+        check(memory(x, LABELS), nested(x, LABELS) + beside, x)
+    plain = Matryoshka(Pairs(), DIMS)
+    assert plain.against_memory is plain
+
+
+def test_a_loss_that_needs_the_whole_batch_is_not_shared_out_by_rows():
+    assert not Distributed(Matryoshka(RecallAtK(mix=True), [2, 7])).by_rows
+    assert Distributed(Matryoshka(RecallAtK(), [2, 7])).by_rows
 
 
 def test_two_passes_give_the_gradient_of_one():

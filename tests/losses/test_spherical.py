@@ -194,6 +194,15 @@ def test_in_the_added_form_lengths_count_once(inner: Any) -> None:
     assert Memory(SphericalConstraint(named_loss("contrastive_xbm")), size=4).form == "added"
 
 
+def test_what_the_loss_inside_adds_for_the_batch_alone_counts_once_too() -> None:
+    inner = named_loss("contrastive_irt")
+    held, plain = Memory(SphericalConstraint(inner), size=12), Memory(inner, size=12)
+    for seed in range(3):
+        x = drawn(6, 3, seed)
+        expected = plain(x, LABELS).item() + by_loops(x.tolist())[0]
+        assert held(x, LABELS).item() == pytest.approx(expected, abs=1e-11)
+
+
 def test_a_memory_refuses_class_weights_within() -> None:
     loss = named_loss("sec", **FILLED, of="proxy_nca")
     assert loss.embedding_size == 3

@@ -70,6 +70,20 @@ class Matryoshka(nn.Module):
         """Whether the loss can tell a query from its own place in a gallery."""
         return takes_own(self.losses[0])
 
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the loss makes something of any two queries, so that no process can do with its own rows."""
+        return any(getattr(loss, "whole_batch", False) for loss in self.losses)
+
+    @property
+    def against_memory(self) -> nn.Module:
+        """What a memory compares with earlier batches: without what the loss adds for the batch alone."""
+        parts = [getattr(loss, "against_memory", loss) for loss in self.losses]
+        if all(part is loss for part, loss in zip(parts, self.losses, strict=True)):
+            return self
+        of_size = dict(zip(self.dims, parts, strict=False))
+        return Matryoshka(parts[0] if len(parts) == 1 else of_size.__getitem__, self.dims, self.weights)
+
     def _each(self) -> Iterator[tuple[int, float, nn.Module]]:
         losses = self.losses if len(self.losses) == len(self.dims) else repeat(self.losses[0])
         return zip(self.dims, self.weights, losses, strict=False)

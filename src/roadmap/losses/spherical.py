@@ -65,7 +65,8 @@ class SphericalConstraint(nn.Module):
 
     @property
     def against_memory(self) -> nn.Module:
-        return self.loss
+        found: nn.Module = getattr(self.loss, "against_memory", self.loss)
+        return found
 
     @property
     def takes_own(self) -> bool:
