@@ -66,6 +66,29 @@ def test_other_kinds_of_blocks_take_longer_to_pay() -> None:
     assert after.why == "compiled and recorded: 8 kinds of block, 2,000 steps"
 
 
+def test_blocks_that_drop_more_and_more_are_kinds_of_their_own() -> None:
+    """Stochastic depth grows from block to block, and the compiler takes its numbers for constants."""
+    asked = [compiling_of(small_vit(drop_path=rate), HardwareSettings(), CUDA, 2799) for rate in (0.0, 0.2)]
+    assert [found.mode for found in asked] == ["blocks", "no"]
+    assert asked[1].why == "not compiled: with 12 kinds of block it pays from 2,800 steps on, and these are 2,799"
+
+
+@pytest.mark.parametrize(("rate", "kinds"), [(0.0, 1), (0.2, 12)])
+def test_kinds_of_blocks_are_as_many_as_are_compiled(monkeypatch: pytest.MonkeyPatch, rate: float, kinds: int) -> None:
+    compiled: list[None] = []
+    real = nn.Module.compile
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compiled.append(None)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, backend=count, **options))
+    torch.compiler.reset()
+    model = small_vit(drop_path=rate)
+    runnable_model(model, "blocks").train()(torch.randn(2, 3, 32, 32))
+    assert len({compiling._kind(block) for block in repeated_blocks(model)}) == len(compiled) == kinds
+
+
 def test_a_network_without_blocks_is_not_compiled_by_itself() -> None:
     assert compiling_of(retriever(ModelSettings(), 16), HardwareSettings(), CUDA, 10**6).mode == "no"
 
