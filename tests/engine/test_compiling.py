@@ -180,6 +180,41 @@ def test_a_whole_batch_is_recorded_even_where_the_first_lacks_pictures(monkeypat
     assert (shapes, played) == ([8, 8], [8, 8, 8])
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_autocast_does_not_reach_what_is_recorded_of_the_pass_backwards(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    """In a step that is not recorded it ends before the loss: the gradients of float32 layers are float32."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.projection = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.backbone(x).float()
+            with torch.autocast("cpu", enabled=False):
+                vectors: Tensor = self.projection(features)
+            return vectors
+
+    torch.manual_seed(0)
+    net, x, pull = Net(), torch.randn(16, 8), torch.randn(16, 4)
+    weights = list(net.parameters())
+
+    def record(model: nn.Module, arguments: tuple[Tensor], **_: Any) -> nn.Module:
+        recorded.append(torch.autograd.grad(model(*arguments), weights, pull))  # as torch does, in one go
+        return model
+
+    recorded: list[tuple[Tensor, ...]] = []
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        vectors = net(x)
+        played = Recorded(net, 16)(x)
+    assert torch.equal(played, vectors)
+    expected = torch.autograd.grad(vectors, weights, pull)
+    assert all(torch.equal(one, other) for one, other in zip(recorded[0], expected, strict=True))
+
+
 # --- on a GPU
 
 VIT: dict[str, Any] = {"hardware__device": "cuda", "model__name": "vit_tiny_patch16_224", "model__pooling": "auto"}
@@ -236,6 +271,20 @@ def test_recording_draws_nothing_and_counts_nothing() -> None:
         assert torch.equal(one == 0, other == 0)  # the same are dropped
     assert net.norm.num_batches_tracked == 2
     torch.testing.assert_close(net.norm.running_mean, plain.norm.running_mean)
+
+
+@pytest.mark.gpu
+def test_gradients_of_float32_layers_are_recorded_in_float32() -> None:
+    torch.manual_seed(0)
+    model = retriever(ModelSettings("resnet18", "random", dim=32, freeze_batch_norm=True), 64).cuda()
+    x, pull, found = torch.randn(8, 3, 64, 64, device="cuda"), torch.randn(8, 32, device="cuda"), []
+    for network in (model, Recorded(model, 8)):
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            vectors = network.train()(x)
+        vectors.backward(pull)
+        found.append(model.projection.weight.grad.clone())
+        model.zero_grad()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4 * float(found[0].abs().max()))
 
 
 @pytest.mark.gpu

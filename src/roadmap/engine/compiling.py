@@ -161,9 +161,11 @@ class Recorded(nn.Module):
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         surroundings = Surroundings(self.model)
         try:
-            with surroundings.again(), _this_thread_alone():
+            # autocast is for the pass forwards alone, as in a step that is not recorded: around the one backwards too,
+            # it would compute the gradients of float32 layers in bfloat16
+            with surroundings.again(), torch.autocast(images.device.type, enabled=False), _this_thread_alone():
                 played = torch.cuda.make_graphed_callables(
-                    _Pass(self.model), (images.clone(),), allow_unused_input=True
+                    _Pass(self.model, surroundings), (images.clone(),), allow_unused_input=True
                 )
         except torch.OutOfMemoryError:
             raise
@@ -202,10 +204,11 @@ def _end_of_recording(images: Tensor) -> None:
 class _Pass(nn.Module):
     """What is recorded; recording replaces its `forward`, and leaves the network's own alone."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, surroundings: Surroundings) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.surroundings = model, surroundings
 
     def forward(self, images: Tensor) -> Tensor:
-        vectors: Tensor = self.model(images)
+        with self.surroundings.autocast():
+            vectors: Tensor = self.model(images)
         return vectors
