@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,28 @@ def test_autocast_does_not_reach_what_is_recorded_of_the_pass_backwards(
     assert all(torch.equal(one, other) for one, other in zip(recorded[0], expected, strict=True))
 
 
+def test_the_end_of_a_recording_that_failed_is_of_this_thread_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the mode that is torch's own, threads that ask for pinned memory at that moment get an error."""
+    modes: list[str] = []
+
+    @contextmanager
+    def graph(_: object, capture_error_mode: str = "global") -> Iterator[None]:
+        modes.append(capture_error_mode)
+        yield
+
+    def record(*_: Any, **__: Any) -> None:
+        raise RuntimeError("it waits for the GPU")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    net, x = nn.Linear(4, 3), torch.randn(8, 4)
+    with pytest.warns(UserWarning, match=r"cannot be recorded \(it waits for the GPU\)"):
+        found = Recorded(net, 8)(x)
+    assert torch.equal(found, net(x))
+    assert modes == ["thread_local"]
+
+
 # --- on a GPU
 
 VIT: dict[str, Any] = {"hardware__device": "cuda", "model__name": "vit_tiny_patch16_224", "model__pooling": "auto"}
@@ -314,6 +338,7 @@ def test_what_cannot_be_recorded_is_said_and_trained_all_the_same() -> None:
     with pytest.warns(UserWarning, match="this network's pass cannot be recorded"):
         found = Recorded(net, 8)(x)
     torch.testing.assert_close(found, net(x))
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.randn(8, device="cuda").isfinite().all()  # what failed has not taken random numbers with it
 
 

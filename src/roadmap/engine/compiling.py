@@ -160,6 +160,7 @@ class Recorded(nn.Module):
             # recorded on a stream of its own, on purpose
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         surroundings = Surroundings(self.model)
+        stream = torch.cuda.current_stream() if images.is_cuda else None
         try:
             # autocast is for the pass forwards alone, as in a step that is not recorded: around the one backwards too,
             # it would compute the gradients of float32 layers in bfloat16
@@ -171,7 +172,10 @@ class Recorded(nn.Module):
             raise
         except RuntimeError as error:
             first = str(error).strip().split("\n")[0]
-            _end_of_recording(images)
+            if stream is not None:  # torch stays on the stream that it recorded on
+                torch.cuda.set_stream(stream)
+            with _this_thread_alone():
+                _end_of_recording(images)
             warnings.warn(f"this network's pass cannot be recorded ({first}); it goes on without", stacklevel=2)
             return
         assert isinstance(played, _Pass)
