@@ -281,6 +281,31 @@ def test_both_passes_have_the_autocast_of_the_call(inside: bool) -> None:
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * float(b.abs().max()))
 
 
+@pytest.mark.parametrize("chunk", [len(LABELS), 4])
+def test_the_second_pass_goes_backwards_outside_autocast(chunk: int) -> None:
+    """As one pass does: what a model computes in float32 has a gradient in float32."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.projection = nn.Linear(48, 32), nn.Linear(32, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.backbone(x.flatten(1)).float()
+            with torch.autocast("cpu", enabled=False):
+                vectors: Tensor = self.projection(features)
+            return vectors
+
+    torch.manual_seed(0)
+    net, images, found = Net(), pictures().float(), []
+    for two in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            value = TwoPass(ROADMAP(), net, chunk)(images, LABELS) if two else ROADMAP()(net(images), LABELS)
+        found.append(torch.autograd.grad(value, list(net.projection.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5 * float(one.abs().max()))
+
+
 def test_gradients_of_half_weights_are_added_in_float32() -> None:
     """Each chunk adds 2**-9 to 1: bfloat16 would lose every one of them."""
 

@@ -52,13 +52,13 @@ class Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Autocast and modes of then; whatever is drawn or counted within leaves no trace."""
+        """Modes of then; whatever is drawn or counted within leaves no trace. The autocast of then is not here: it is
+        for passes forwards (`autocast`), and would bring gradients of float32 layers down to its type."""
         random, statistics = self.random(), self.statistics()
         modes = [(module, module.training) for module, _ in self._modes]
         try:
             _set_modes(self._modes)
-            with self.autocast():
-                yield
+            yield
         finally:
             _set_modes(modes)
             self.set_random(random)

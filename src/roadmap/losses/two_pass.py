@@ -155,10 +155,11 @@ class _Passes:
         with torch.enable_grad(), self.surroundings.again(), _without_hooks(self.weights):
             for number, (before, pull) in enumerate(zip(self.embeddings, pulls, strict=True)):
                 self.surroundings.set_random(self.random[number])
-                pictures = self._again(chunks, number)
-                self.surroundings.set_statistics(self.statistics[number])
-                with nullcontext() if number == len(pulls) - 1 else self.quiet():
-                    found = self.model(pictures)
+                with self.surroundings.autocast():
+                    pictures = self._again(chunks, number)
+                    self.surroundings.set_statistics(self.statistics[number])
+                    with nullcontext() if number == len(pulls) - 1 else self.quiet():
+                        found = self.model(pictures)
                 pull = _where_alike(pull.to(found.dtype), found.detach(), before)
                 _add(totals, torch.autograd.grad(found, self.weights, pull, allow_unused=True))
                 del found, pictures
