@@ -482,6 +482,26 @@ def test_a_compiled_model_and_a_copy() -> None:
     assert_same(gradients(copied), gradients(theirs))
 
 
+def test_a_model_may_give_every_chunk_in_the_same_memory() -> None:
+    """As one does that torch.compile records as CUDA graphs (mode="reduce-overhead"), where no graph is kept."""
+
+    class Recorded(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.memory = inner, torch.empty(len(LABELS), 5, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.inner(x)
+            return found if torch.is_grad_enabled() else self.memory[: len(x)].copy_(found)
+
+    net = model("layer norm")
+    expected, found = ROADMAP()(net(pictures()), LABELS), TwoPass(ROADMAP(), Recorded(net), 4)(pictures(), LABELS)
+    assert torch.equal(found, expected)
+    weights = list(net.parameters())
+    for one, other in zip(*(torch.autograd.grad(value, weights) for value in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_failed_second_pass_leaves_the_model_as_it_was() -> None:
     net = model("moving buffer")
     times = iter([pictures(), pictures()[:5]])

@@ -132,7 +132,8 @@ class _Passes:
                 if remember:
                     self.random.append(before)
                     self.statistics.append(self.surroundings.statistics())
-                found.append(_checked(self.model(pictures), pictures))
+                # copied: a model that torch records as CUDA graphs gives every chunk in the same memory
+                found.append(_checked(self.model(pictures), pictures).clone())
                 del pictures  # before the next is read
         if not found:
             raise ValueError(
