@@ -136,8 +136,16 @@ def shared_norms() -> list[dict[str, Any]]:
     )
 
 
-def test_batch_norm_is_of_the_whole_batch() -> None:
-    one, two = together(2, shared_norms)
+def compiled_norms() -> list[dict[str, Any]]:
+    models = [batch_norm.share_statistics(model) for model in norms()]
+    for model in models:
+        model.compile(backend="eager")
+    return normalised(models, slice(0, 2) if ranks_here().first else slice(2, 6))
+
+
+@pytest.mark.parametrize("work", [shared_norms, compiled_norms])
+def test_batch_norm_is_of_the_whole_batch(work: Any) -> None:
+    one, two = together(2, work)
     for whole, first, second in zip(normalised(norms(), slice(0, 6)), one, two, strict=True):
         for name in ("out", "x"):
             torch.testing.assert_close(torch.cat([first[name], second[name]]), whole[name], rtol=1e-10, atol=1e-10)

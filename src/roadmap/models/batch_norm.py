@@ -37,7 +37,12 @@ class SharedBatchNorm(nn.SyncBatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         alone = not (self.training and dist.is_initialized() and dist.get_world_size() > 1)
-        normal = super().forward(x) if alone or x.is_cuda else self._normalised(x)
+        if alone or x.is_cuda:
+            normal = super().forward(x)
+        elif torch.compiler.is_compiling():  # torch's compiler would lose the gradient of what processes add up
+            normal = torch.compiler.disable(self._normalised)(x)  # type: ignore[no-untyped-call]
+        else:
+            normal = self._normalised(x)
         return self.act(self.drop(normal))  # type: ignore[no-any-return]
 
     def _normalised(self, x: Tensor) -> Tensor:
