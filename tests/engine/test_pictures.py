@@ -364,3 +364,12 @@ def test_a_run_goes_on_with_the_pixels_that_it_began_with(own: Path, tmp_path: P
         lossless.load_state_dict(states["compressed"])
     with pytest.raises(ValueError, match=r"began with the pixels of the files, and now there are a compressed pack \("):
         made.load_state_dict(states["yes"])
+
+
+def test_a_run_goes_on_where_its_compressed_pack_has_come_to_hold_other_pictures(own: Path, tmp_path: Path) -> None:
+    compressed = {"data__pack": "compressed", "data__side": 8}
+    state = job(tiny(own, tmp_path / "run", **compressed)).pictures.state_dict()
+    write_classes(own / "test", range(40, 42))
+    later = job(tiny(own, tmp_path / "other", **compressed)).pictures
+    assert later.state_dict()["lossy"] != state["lossy"]  # as many more were encoded again
+    later.load_state_dict(state)

@@ -85,7 +85,7 @@ class Pictures:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         then, now = state_dict.get("lossy", []), self._lossy()  # older runs knew of no compressed packs
-        if then != now:
+        if _ways(then) != _ways(now):
             raise ValueError(
                 f"the run began with {_pixels(then)}, and now there are {_pixels(now)}: it would go on with others. "
                 f"data.pack={'compressed' if then else 'yes or data.pack=no'} reads them as they were, from the pack "
@@ -215,6 +215,11 @@ class Pictures:
         images = torch.cat([batch.images for batch in batches])
         mean, std = (images.new_tensor(values)[:, None, None] for values in (self.centre.mean, self.centre.std))
         return images * std + mean
+
+
+def _ways(lossy: list[str]) -> list[str]:
+    """How pictures were encoded again, whatever their number: a pack may have come to hold others too."""
+    return sorted(said.partition(" pictures ")[2] for said in lossy)
 
 
 def _pixels(lossy: list[str]) -> str:
