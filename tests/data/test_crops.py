@@ -99,6 +99,17 @@ def test_the_cpu_path_is_within_a_level_of_the_batched_one():
     assert (batched - single.float()).abs().max() < 1.01
 
 
+def test_the_precision_of_a_model_does_not_reach_the_crops():
+    """Chunks of a batch are cut while it embeds, under its autocast."""
+    crop = RandomCrop(24)
+    images, flat, starts, heights, widths = pictures()
+    windows = crop.windows(heights, widths, crop.draws(len(images), 0, 0))
+    given = torch.from_numpy(flat), starts, widths, windows, crop
+    with torch.autocast("cpu", torch.bfloat16):
+        found = batched_crops(*given)
+    assert torch.equal(found, batched_crops(*given))
+
+
 @pytest.mark.parametrize("squeeze", [False, True])
 @pytest.mark.parametrize(("size", "resize"), [(24, 32), (32, 32), (20, 23)])
 def test_centre_crops_are_resize_then_centercrop(size, resize, squeeze):

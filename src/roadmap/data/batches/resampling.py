@@ -85,7 +85,8 @@ def batched_crops(pixels: Tensor, starts: Ints, widths: Ints, windows: Windows, 
     numbers = on_device(np.concatenate([heads, windows.rows, windows.columns], axis=1), pixels.device)
     reach = int(row_count.max(initial=1)), int(column_count.max(initial=1))
     chunk = max(1, _CHUNK_BYTES // (12 * reach[0] * reach[1]))
-    parts = [_levels(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
+    with torch.autocast(pixels.device.type, enabled=False):  # chunks of a batch are read where the model computes
+        parts = [_levels(pixels.view(-1, 3), part, size, reach) for part in torch.split(numbers, chunk)]
     return network_input(parts[0] if len(parts) == 1 else torch.cat(parts), crop)
 
 
