@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from roadmap.data.batches.crops import CentreCrop, RandomCrop
 from roadmap.data.batches.delivery import Order, Streamed, Threaded
 from roadmap.data.batches.resampling import read_ranges
 from roadmap.data.pictures import packs
-from roadmap.data.pictures.packing import pack
+from roadmap.data.pictures.packing import expected_bytes, pack
 from roadmap.data.pictures.packs import Pack
 from roadmap.data.records import Records
 
@@ -129,6 +130,47 @@ def test_neighbours_are_not_read_where_memory_cannot_keep_them(source, made, mon
     monkeypatch.setattr(packs, "_memory", lambda: 2.0 * size - 1)
     SOURCES[source](made, CentreCrop(20, 24))
     assert told == [(i, mmap.MADV_RANDOM, 0, shard.nbytes) for i, shard in enumerate(made.shards)]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_files_that_memory_cannot_keep_are_given_up_once_they_are_on_the_disk(compressed, made, tmp_path, monkeypatch):
+    told, tell, synced, sync = [], os.posix_fadvise, [], os.fsync
+
+    def advised(handle, *advice):
+        told.append((os.fstat(handle).st_ino, *advice))
+        assert os.fstat(handle).st_ino in synced
+        tell(handle, *advice)
+
+    def fsync(handle):
+        synced.append(os.fstat(handle).st_ino)
+        sync(handle)
+
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    monkeypatch.setattr(os, "fsync", fsync)
+    records = Records("many", tmp_path, made.paths, np.arange(COUNT) // 4)
+    size = expected_bytes(records, 80, compressed)
+    monkeypatch.setattr(packs, "_memory", lambda: 2.0 * size)
+    pack(records, 80, tmp_path / "kept", workers=0, progress=False, compressed=compressed)
+    assert told == []
+    monkeypatch.setattr(packs, "_memory", lambda: 2.0 * size - 1)
+    found = pack(records, 80, tmp_path / "given up", workers=0, progress=False, compressed=compressed)
+    inodes = {path.stat().st_ino for suffix in ("u8", "jpg") for path in found.folder.glob(f"*.{suffix}")}
+    assert len(inodes) == 2
+    assert sorted(told) == sorted((inode, 0, 0, os.POSIX_FADV_DONTNEED) for inode in inodes)
+
+
+def test_a_pack_is_made_where_the_system_cannot_be_told(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(packs, "_memory", lambda: 1.0)
+    records = Records("many", tmp_path, made.paths, np.arange(COUNT) // 4)
+
+    def refused(*arguments):
+        raise OSError(errno.EINVAL, "not taken")
+
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    pack(records, 80, tmp_path / "refused", workers=0, progress=False)
+    monkeypatch.delattr(os, "posix_fadvise")
+    found = pack(records, 80, tmp_path / "unknown", workers=0, progress=False)
+    assert np.array_equal(found.picture(3), pack(records, 80, tmp_path / "refused", workers=0).picture(3))
 
 
 def test_how_much_memory_there_is(monkeypatch):

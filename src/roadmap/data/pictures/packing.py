@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from roadmap.atomic import remove_leftovers, sole_writer, sync_folder, whole_file
-from roadmap.data.pictures.compression import QUALITY
+from roadmap.data.pictures.compression import QUALITY, SMALLER
 from roadmap.data.pictures.contents import (
     CHANNELS,
     CHECKSUM,
@@ -41,7 +41,7 @@ from roadmap.data.pictures.contents import (
     sealed,
 )
 from roadmap.data.pictures.images import Pixels
-from roadmap.data.pictures.packs import Pack, pack_folder, picture_key, source_stamp
+from roadmap.data.pictures.packs import Pack, exceeds_memory, pack_folder, picture_key, source_stamp
 from roadmap.data.pictures.processes import answers
 from roadmap.data.pictures.shards import OnError, Shard, keep, written_shard
 from roadmap.data.records import Records
@@ -119,6 +119,7 @@ def _kept_shards(
 ) -> Iterator[Shard]:
     """Every shard, when it is on the disk. Processes decode the next ones while threads wait for the disk."""
     write = functools.partial(written_shard, folder=str(target), on_error=on_error)
+    forget = exceeds_memory(expected_bytes(records, side, compressed))
     threads = min(_THREADS, workers or 1) if workers is not None else _THREADS
     waiting: deque[tuple[Shard, Future[None]]] = deque()
     with (
@@ -126,7 +127,7 @@ def _kept_shards(
         contextlib.closing(answers(write, _shards(records, side, compressed), workers)) as done,
     ):
         for shard, written in done:
-            waiting.append((shard, pool.submit(keep, written, target / shard.file)))
+            waiting.append((shard, pool.submit(keep, written, target / shard.file, forget)))
             while len(waiting) > 2 * threads or (waiting and waiting[0][1].done()):
                 yield _when_kept(*waiting.popleft())
         while waiting:
@@ -149,6 +150,12 @@ def _shards(records: Records, side: int, compressed: bool) -> Iterator[Shard]:
         name = hashlib.sha256(described.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         file = f"pixels-{number:05d}-{name}.{'jpg' if compressed else 'u8'}"
         yield Shard(file, first, paths, boxes, stamps, side, compressed)
+
+
+def expected_bytes(records: Records, side: int, compressed: bool) -> int:
+    """What a pack of these pictures takes, about: three bytes a pixel, at a width of 4/3 of the height."""
+    size = 4 * len(records) * side**2
+    return size // SMALLER if compressed else size
 
 
 def shard_length(count: int) -> int:

@@ -170,7 +170,7 @@ class Pack:
 
         Otherwise it fetches what lies around it too, up to megabytes, which is soon wanted and still there.
         """
-        if sum(shard.nbytes for shard in self.shards) > RANDOM_SHARE * _memory():
+        if exceeds_memory(sum(shard.nbytes for shard in self.shards)):
             for shard in self.shards:
                 _advise(shard, "MADV_RANDOM", 0, shard.nbytes)
 
@@ -231,6 +231,11 @@ class Pack:
         return dataclasses.replace(
             self, keys=tuple(keys), paths=tuple(self.paths[i] for i in rows), index=self.index[rows]
         )
+
+
+def exceeds_memory(size: int) -> bool:
+    """Whether files of so many bytes do not stay in this machine's memory."""
+    return size > RANDOM_SHARE * _memory()
 
 
 def _advise(shard: NDArray[np.uint8], advice: str, start: int, length: int) -> None:

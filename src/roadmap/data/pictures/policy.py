@@ -11,9 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
-from roadmap.data.pictures.compression import SMALLER
 from roadmap.data.pictures.contents import DESCRIPTION, FORMAT, PackError, PlaceError, described
-from roadmap.data.pictures.packing import pack
+from roadmap.data.pictures.packing import expected_bytes, pack
 from roadmap.data.pictures.packs import Pack, pack_folder, source_stamp
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.records import Records
@@ -118,14 +117,14 @@ def pack_for(
 def chosen_kind(records: Records, side: int) -> tuple[bool, str]:
     """Of the pack that "auto" makes: whether it is compressed, and why it is not one of pixels, or none at all; an
     empty reason where nothing speaks against pixels."""
-    size = 4 * len(records) * side**2  # three bytes a pixel, at a width of 4/3 of the height
+    size = expected_bytes(records, side, compressed=False)
     room = _room(pack_folder(records, side))
     if size <= min(LARGE_PACK, room // 2):
         return False, ""
     why = f"a pack would take about {size / 1e9:.0f} GB of {room / 1e9:.0f} GB free"
     if size <= room // 2:
         return False, f"{why}; pack=yes makes it, pack=compressed a smaller one"
-    if size // SMALLER > _room(pack_folder(records, side, compressed=True)) // 2:
+    if expected_bytes(records, side, compressed=True) > _room(pack_folder(records, side, compressed=True)) // 2:
         return False, f"{why}, and a compressed one too much as well; pack=yes or pack=compressed tries it"
     return True, f"{why} as decoded pixels; pack=no decodes the files instead"
 

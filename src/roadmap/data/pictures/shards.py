@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -65,19 +66,30 @@ def written_shard(shard: Shard, folder: str, on_error: OnError) -> Written | Non
         raise
 
 
-def keep(written: Written | None, target: Path) -> None:
+def keep(written: Written | None, target: Path, forget: bool) -> None:
     """A shard gets its name when it is on the disk; its description comes last, and makes it count.
 
     The disk is waited for once: a power cut may take names and descriptions that are younger than a few seconds, and
     then costs these shards. Before the pack itself has a name, theirs are on the disk.
+
+    With `forget` the system need not keep it in memory: a pack that is larger than memory would drive out all else,
+    and the next shard takes less time in memory that was just given back than in memory never used before.
     """
     if written is None:  # it was there
         return
     settle(written.temporary, target, with_name=False)
+    if forget:
+        _forget(target)
     about = target.with_suffix(".json")
     temporary = temporary_beside(about)
     temporary.write_text(json.dumps(written.about))
     os.replace(temporary, about)
+
+
+def _forget(path: Path) -> None:
+    """Tells the system that a file is not read soon, where it can be told; it must be on the disk already."""
+    with contextlib.suppress(OSError, AttributeError), open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _is_whole(target: Path, shard: Shard, on_error: OnError) -> bool:
