@@ -78,6 +78,15 @@ def test_metrics_and_crops_are_launched_on_the_device_of_their_tensors(launches:
     assert launches == ["_pair_scores", "_counts", "_crops"]
 
 
+def test_vectors_on_two_devices_are_left_to_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which says what is wrong, where a kernel would read an address that its device cannot."""
+    monkeypatch.setattr(paths, "runs_on_triton", lambda x: True)
+    here, there = torch.ones(3, 4), torch.ones(3, 4, device="meta")
+    assert paths.both_run_on_triton(here, None)
+    assert paths.both_run_on_triton(here, here)
+    assert not paths.both_run_on_triton(here, there)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="runs under Triton's interpreter")
 def test_triton_products_of_a_gallery_of_many_numbers() -> None:
     """One query against so many vectors that the last lie beyond 2^31 numbers; of the memory little is ever touched."""
