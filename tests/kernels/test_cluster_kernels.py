@@ -202,7 +202,7 @@ def test_triton_losses_take_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(4096, 1025, 512), (3000, 5000, 384)], ids=str)
-def test_gpu_clusters_are_as_accurate_as_plain_float32(shape: tuple[int, int, int]) -> None:
+def test_gpu_clusters_are_as_accurate_as_plain_float32(shape: tuple[int, int, int], blocks: None) -> None:
     x, proxies, labels = drawn(*shape)
     truth = value_and_gradients((x, proxies, labels), 0.05, torch.float64)
     sides = [side.clone().requires_grad_() for side in (x, proxies)]

@@ -13,10 +13,12 @@ from roadmap.kernels import paths
 from roadmap.kernels.clusters import cluster_loss
 from roadmap.kernels.counts import counts_at_least, pair_scores
 from roadmap.kernels.rules import NDCG, CalibrationRule, LossRule, Measure, RankRule
-from roadmap.losses import GradedNDCG, HierarchicalAP
+from roadmap.losses import ROADMAP, GradedNDCG, HierarchicalAP
+from roadmap.losses.comparison import Comparison
 
-from .compiling import compiled_not_launched
+from .compiling import Kernel, compiled_not_launched
 from .interpreting import take_path
+from .tree_cases import KINDS
 
 SUPAP = RankRule("supap", 0.01, 100.0, 0.05)
 RULES = {
@@ -119,6 +121,7 @@ def test_an_accumulator_takes_few_of_few_dimensions(
         small.cosine_scores(torch.randn(300, dims), None)
     (ptx,) = (kernel.ptx for kernel in compiled if kernel.name == "_scores")
     assert ptx.count("wgmma.mma_async") == 3 * dimensions // 16
+    assert "cp.async" in ptx  # vectors are fetched ahead, 16 bytes at a time
 
 
 def test_from_scores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +148,129 @@ def test_crops_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         numbers = torch.zeros(2, crops.NUMBERS, dtype=torch.int64)
         crops.crops(torch.zeros(12, dtype=torch.uint8), numbers, 224, (0.0, 0.1, 0.2), (1.0, 1.1, 1.2))
     assert [kernel.name for kernel in compiled] == ["_crops"]
+
+
+def with_largest(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """Nothing is counted where nothing runs; the most positives of one query say which kernels are taken."""
+    from roadmap.kernels.triton import stored, tiles
+
+    for module in (tiles, stored):
+        monkeypatch.setattr(module, "rounded_counts", lambda total, _: (4096, largest))
+
+
+def constants(compiled: list[Kernel], name: str, constant: str) -> set[Any]:
+    """The values of one constant that a kernel was compiled with."""
+    return {kernel.constants[constant] for kernel in compiled if kernel.name == name}
+
+
+@pytest.mark.parametrize("largest", [8, 16, 64])
+@pytest.mark.parametrize("rule", ["ROADMAP", "SmoothAP"])
+def test_batches_of_several_blocks_compile(rule: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_path(monkeypatch, "tiles")
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    with_largest(monkeypatch, largest)
+    x, labels = torch.randn(600, 256, requires_grad=True), torch.arange(600)
+    with compiled_not_launched(monkeypatch) as compiled:
+        from roadmap.kernels.triton import symmetric, symmetric_backward
+
+        monkeypatch.setattr(symmetric, "SLOTS", 2)
+        monkeypatch.setattr(symmetric_backward, "SIDE", 3)
+        monkeypatch.setattr(symmetric_backward, "BAND", 2)
+        for full in (1, 1 << 20):  # products of whole tiles, and of parts of them
+            monkeypatch.setattr(symmetric_backward, "FULL", full)
+            kernels.fused_loss(x, labels, None, labels, None, RULES[rule]).backward()  # type: ignore[no-untyped-call]
+    for name in ("_rank_tile_both_ways", "_gradient_tile_both_ways", "_symmetric_product"):
+        assert constants(compiled, name, "DIAGONAL") == {False, True}
+    assert constants(compiled, "_symmetric_product", "BM") == {64, 128}
+    assert constants(compiled, "_rows_from_ranks", "KS") == {largest}
+
+
+@pytest.mark.parametrize("largest", [8, 16, 64])
+@pytest.mark.parametrize("path", ["tiles", "stored"])
+def test_long_galleries_compile(path: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in parts, and lists whose parts are counted one by one."""
+    take_path(monkeypatch, path)
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    with_largest(monkeypatch, largest)
+    x, labels = torch.randn(100, 192, requires_grad=True), torch.arange(100)
+    ref, ref_labels = torch.randn(3000, 192, requires_grad=True), torch.arange(3000)
+    with compiled_not_launched(monkeypatch) as compiled:
+        for rule in (RULES["ROADMAP"], RULES["SmoothAP"]):
+            kernels.fused_loss(x, labels, ref, ref_labels, None, rule).backward()  # type: ignore[no-untyped-call]
+    assert constants(compiled, "_product", "SPLIT") == {False, True}
+    assert "_add_splits" in {kernel.name for kernel in compiled}
+    if path == "stored":
+        assert constants(compiled, "_list_offsets", "PARTS") == {4}
+        assert constants(compiled, "_stored_ranks", "KS") == {min(16, largest)}
+    else:
+        assert constants(compiled, "_rank_tiles", "KS") == {min(16, largest)}
+
+
+@pytest.mark.parametrize("rule", [*RULES, *MEASURES])
+def test_rows_of_several_blocks_compile(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_path(monkeypatch, "small")
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    x, labels = torch.randn(300, 64, requires_grad=True), torch.arange(300)
+    ref, ref_labels = torch.randn(5000, 64), torch.arange(5000)
+    with compiled_not_launched(monkeypatch) as compiled:
+        chosen = (RULES | MEASURES)[rule]
+        kernels.fused_loss(x, labels, ref, ref_labels, None, chosen).backward()  # type: ignore[no-untyped-call]
+        kernels.fused_loss(x.detach(), labels, ref, ref_labels, None, chosen)
+        if chosen.ranks is not None:
+            from roadmap.kernels.triton import rows
+
+            mask = torch.zeros(3, 5000, dtype=torch.bool)
+            for with_slope in (True, False):
+                rows.ap_and_slope(torch.zeros(3, 5000), mask, mask, chosen.ranks, with_slope)
+    assert constants(compiled, "_rank_rows", "ONE") == {False}
+    assert constants(compiled, "_scores", "BM") == {128}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graded_losses_of_every_kind_compile(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    loss = KINDS[kind].loss
+    x, labels = torch.randn(200, 64, requires_grad=True), torch.stack([torch.arange(200) // n for n in (80, 20, 4)], 1)
+    others = {"ref_emb": torch.randn(2500, 64), "ref_labels": labels.repeat(13, 1)[:2500]}
+    with compiled_not_launched(monkeypatch) as compiled:
+        from roadmap.kernels.triton import trees
+
+        counted = trees.relevant_items
+        for largest in (4, 64):
+            monkeypatch.setattr(
+                trees, "relevant_items", lambda call, most=largest: replace(counted(call), largest=most)
+            )
+            loss(x, labels, **others).backward()
+            loss.terms(Comparison.of(x, labels, graded=True)).sums.sum().backward()  # type: ignore[operator]
+    assert constants(compiled, "graded_rows", "KS") == {4, 32}
+    assert constants(compiled, "_list_offsets", "PARTS") == {1, 4}
+    assert constants(compiled, "_reduce", "AS_TERMS") == {False, True}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_vectors_of_any_type_and_place_compile(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more dimensions than a program takes at a time, and beginning where nothing is a multiple of 16."""
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    labels = torch.arange(30) // 4
+    with compiled_not_launched(monkeypatch) as compiled:
+        for dims in (2048, 70):
+            whole = torch.randn(30, dims + 1).to(dtype)
+            for x in (whole[:, 1:].requires_grad_(), whole[:, :-1].requires_grad_()):
+                kernels.fused_loss(x, labels, None, labels, None, RULES["ROADMAP"]).backward()  # type: ignore[no-untyped-call]
+    assert constants(compiled, "unit_rows", "PADDED") == {2048, 128}
+
+
+def test_numbers_that_are_whole_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option may be given as 1 where 1.0 is meant, and of a number that is 1 Triton makes a constant."""
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    x, labels = torch.randn(30, 64, requires_grad=True), torch.stack([torch.arange(30) // n for n in (8, 2)], 1)
+    with compiled_not_launched(monkeypatch) as compiled:
+        for path in ("small", "tiles", "stored"):
+            take_path(monkeypatch, path)
+            for rho, start, alpha, beta in ((1, 0, 1, 0), (2, 1, 0, -1), (3, 2, 1, -1)):
+                loss = ROADMAP(tau=1, rho=rho, delta=start, start=start, alpha=alpha, beta=beta)
+                loss(x, labels[:, 1]).backward()
+        HierarchicalAP(tau=1, rho=1, pull=True, beta=1, gamma=0, leak=0)(x, labels).backward()
+        HierarchicalAP(tau=1, rho=2, pull=True, beta=2, gamma=1, leak=1)(x, labels).backward()
+        cluster_loss(x, x, labels[:, 1], 1).backward()  # type: ignore[no-untyped-call]
+    assert {"_rank_rows", "_rank_tile_both_ways", "_stored_ranks", "graded_rows"} <= {k.name for k in compiled}

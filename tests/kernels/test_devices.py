@@ -78,6 +78,31 @@ def test_metrics_and_crops_are_launched_on_the_device_of_their_tensors(launches:
     assert launches == ["_pair_scores", "_counts", "_crops"]
 
 
+@pytest.mark.skipif(INTERPRETED, reason="there kernels are other objects")
+def test_metrics_and_crops_are_float32_under_another_default_type(launches: list[str]) -> None:
+    q, numbers = torch.randn(3, 8), torch.zeros(2, 11, dtype=torch.int64)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with counts.on_device_of(q):
+            from roadmap.kernels.triton import crops
+
+            scores = counts.pair_scores(q, q, torch.zeros(3, 2, dtype=torch.int64), "triton")
+            pictures = crops.crops(torch.zeros(12, dtype=torch.uint8), numbers, 9, (0.0, 0.1, 0.2), (1.0, 1.1, 1.2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert launches == ["_pair_scores", "_crops"]
+    assert scores.dtype == pictures.dtype == torch.float32
+
+
+def test_vectors_on_two_devices_are_left_to_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which says what is wrong, where a kernel would read an address that its device cannot."""
+    monkeypatch.setattr(paths, "runs_on_triton", lambda x: True)
+    here, there = torch.ones(3, 4), torch.ones(3, 4, device="meta")
+    assert paths.both_run_on_triton(here, None)
+    assert paths.both_run_on_triton(here, here)
+    assert not paths.both_run_on_triton(here, there)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="runs under Triton's interpreter")
 def test_triton_products_of_a_gallery_of_many_numbers() -> None:
     """One query against so many vectors that the last lie beyond 2^31 numbers; of the memory little is ever touched."""

@@ -44,6 +44,18 @@ def test_a_tensor_from_elsewhere_is_not_recorded() -> None:
     assert _tape([("kernel", (1, 1, 1), (torch.zeros(3),))], [torch.zeros(4)], 0) is None
 
 
+def test_a_record_takes_nothing_for_a_part_of_a_vector_that_is_repeated() -> None:
+    """It has the memory of one, and what lies behind is elsewhere at the next call."""
+    whole = torch.zeros(64)
+    repeated, workspace = whole[:8].expand(4, 8), whole[16:].view(torch.uint8)
+    tape = _tape([("kernel", (1, 1, 1), (repeated, whole[20:24]))], [repeated, workspace], workspace.nbytes)
+    assert tape is not None
+    assert tape.steps == [("kernel", (1, 1, 1), [(0, 0), (1, 16)])]
+    assert shared_memory([repeated, whole[16:]]) == ()
+    columns = torch.zeros(4, 16)[:, :8]
+    assert shared_memory([columns, columns[3:]]) == ((1, 0, 192),)  # with gaps, to the last of it
+
+
 def test_signatures_tell_layouts_apart() -> None:
     x = torch.zeros(4, 6)
     assert signature_of([x]) == signature_of([torch.ones(4, 6)])

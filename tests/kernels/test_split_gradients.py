@@ -43,7 +43,11 @@ def test_triton_split_gradients_are_those_of_float64(
 
 
 @pytest.mark.gpu
-def test_gpu_split_gradients_are_as_good_as_float32() -> None:
+@pytest.mark.parametrize("scores", [1 << 24, 1 << 21], ids=["one block", "blocks"])
+def test_gpu_split_gradients_are_as_good_as_float32(scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from roadmap.kernels.triton import split_gradients
+
+    monkeypatch.setattr(split_gradients, "BLOCK_SCORES", scores)
     x, g = drawn(3000, 512, 3), drawn(2100, 512, 4)
     weights = torch.softmax(20 * drawn(3000, 2100, 5), 1).double()
     truth = gradients(x.double(), g.double(), weights)

@@ -215,6 +215,22 @@ def test_triton_trees_take_half_precision(dtype: torch.dtype) -> None:
 
 
 @on_triton
+def test_triton_trees_under_another_default_type() -> None:
+    """What a record writes is float32, also where it is played under another default."""
+    x, labels = WIDE.vectors.float().to(DEVICE), WIDE.labels.to(DEVICE)
+    given = (x.clone().requires_grad_(), None, labels, labels, None, *_flat_tree(TREE_RULES[0]), False, -1, True, False)
+    expected = [torch.ops.roadmap.tree_terms(*given)[:2] for _ in range(3)][-1]  # measured, recorded, played
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = torch.ops.roadmap.tree_terms(*given)[:2]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == torch.float32
+        assert torch.equal(mine, theirs)
+
+
+@on_triton
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("loss", [HierarchicalAP(pull=True), GradedNDCG()], ids=["h_ap", "ndcg"])
 def test_triton_trees_are_compiled_and_transformed(loss: nn.Module) -> None:

@@ -25,7 +25,10 @@ def runs_on_triton(x: Tensor) -> bool:
 
 
 def both_run_on_triton(queries: Tensor, gallery: Tensor | None) -> bool:
-    return runs_on_triton(queries) and (gallery is None or runs_on_triton(gallery))
+    """Of two on different GPUs neither does: a kernel would read what its device cannot, and plain torch says so."""
+    if gallery is None:
+        return runs_on_triton(queries)
+    return runs_on_triton(queries) and runs_on_triton(gallery) and queries.device == gallery.device
 
 
 def is_small(M: int, N: int) -> bool:

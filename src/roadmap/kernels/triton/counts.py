@@ -131,12 +131,12 @@ def _counts(
 
 def pair_scores(queries: Tensor, gallery: Tensor, columns: Tensor) -> Tensor:
     """See `roadmap.kernels.counts.pair_scores`."""
-    scores = torch.full(columns.shape, -torch.inf, device=queries.device)
+    scores = torch.full(columns.shape, -torch.inf, device=queries.device, dtype=torch.float32)
     asked = columns >= 0
     rows, wanted = asked.nonzero()[:, 0], columns[asked]
     if not len(wanted):
         return scores
-    found = torch.empty(len(wanted), device=queries.device)
+    found = torch.empty(len(wanted), device=queries.device, dtype=torch.float32)
     BM, BN, BK = BLOCKS
     _pair_scores[(triton.cdiv(len(wanted), BM),)](
         queries.contiguous(),

@@ -91,7 +91,7 @@ def crops(pixels: Tensor, numbers: Tensor, size: int, shift: Triple, scale: Trip
         shift: added, per channel.
         scale: multiplied with levels in 0..255, per channel.
     """
-    out = torch.empty(len(numbers), 3, size, size, device=pixels.device)
+    out = torch.empty(len(numbers), 3, size, size, device=pixels.device, dtype=torch.float32)
     if len(numbers):
         grid = (len(numbers), triton.cdiv(size * size, PIXELS))
         _crops[grid](pixels, numbers, out, *shift, *scale, SIZE=size, PIXELS=PIXELS, NUMBERS=NUMBERS, num_warps=WARPS)

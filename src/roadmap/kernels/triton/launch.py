@@ -162,8 +162,13 @@ def shared_memory(tensors: Sequence[Tensor | None]) -> tuple[tuple[int, int, int
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
+    """Where its memory begins and ends. One vector that is repeated has that of the one: what lies behind is not its
+    own, though a record would take it for a part of it."""
     first = tensor.data_ptr()
-    return first, first + tensor.nbytes
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
+    last = sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * tensor.itemsize
 
 
 def program_of(programs: dict[Any, Program], key: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Program:

@@ -108,7 +108,7 @@ def terms_and_gradients(call: TreeCall, needs: tuple[bool, bool]) -> tuple[Tenso
     device, D = call.queries.device, call.queries.shape[1]
     out = torch.empty((TERMS,) if call.as_terms else (), device=device, dtype=torch.float32)
     shapes = zip(needs, (len(call.query_paths), 0 if call.gallery is None else call.moving), strict=True)
-    found = [torch.empty((rows, D) if need else (0,), device=device) for need, rows in shapes]
+    found = [torch.empty((rows, D) if need else (0,), device=device, dtype=torch.float32) for need, rows in shapes]
     given = call.queries, call.gallery, call.query_paths, call.gallery_paths, call.own, *relevant.tensors
     tensors = (*given, out, *found)
     key = call.rule, call.as_terms, call.moving, needs, device, relevant.total, relevant.largest
