@@ -51,8 +51,12 @@ class Kernel(NamedTuple):
 
 
 @contextmanager
-def compiled_not_launched(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> Iterator[list[Kernel]]:
+def compiled_not_launched(
+    monkeypatch: pytest.MonkeyPatch, capability: int = 90, shared: int | None = None
+) -> Iterator[list[Kernel]]:
     """Within, a launch compiles its kernel for a GPU of this compute capability and does nothing else.
+
+    With `shared`, one that takes more bytes of shared memory is refused as Triton refuses it; without, it is an error.
 
     Skips the test where Triton is missing, or is there only as its interpreter, which compiles nothing.
     """
@@ -61,6 +65,7 @@ def compiled_not_launched(monkeypatch: pytest.MonkeyPatch, capability: int = 90)
         pytest.skip("the interpreter compiles nothing")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.runtime.errors import OutOfResources
     from triton.runtime.jit import JITFunction
 
     from roadmap.kernels.triton import launch
@@ -79,6 +84,8 @@ def compiled_not_launched(monkeypatch: pytest.MonkeyPatch, capability: int = 90)
         known = {(self.arg_names.index(name),): [["tt.divisibility", 16]] for name in sorted(aligned)}
         source = ASTSource(self, signature, values, known)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        if shared is not None and compiled.metadata.shared > shared:
+            raise OutOfResources(compiled.metadata.shared, shared, "shared memory")
         assert compiled.metadata.shared <= MOST_SHARED, f"{self.__name__} takes {compiled.metadata.shared} bytes"
         kernels.append(Kernel(self.__name__, {name: bound[name] for name in constants}, compiled.asm["ptx"]))
 

@@ -57,6 +57,33 @@ def test_losses_from_embeddings_compile(rule: str, path: str, gallery: str, monk
     assert ("_factors_of_terms" in names) is (own is not None)
 
 
+@pytest.mark.parametrize("gallery", [False, True], ids=["batch", "gallery"])
+@pytest.mark.parametrize("path", ["tiles", "stored"])
+def test_a_gpu_with_less_shared_memory_gets_fewer_stages(
+    path: str, gallery: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """99 KiB, as GPUs of compute capability 8.6, 8.9 and 12.0 have for a block."""
+    take_path(monkeypatch, path)
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    x, labels = torch.randn(256, 512, requires_grad=True), torch.arange(256) // 4
+    others = (torch.randn(512, 512), torch.arange(512) // 8) if gallery else (None, labels)
+    with compiled_not_launched(monkeypatch, 89, 99 * 1024) as compiled:
+        kernels.fused_loss(x, labels, *others, None, RULES["ROADMAP"]).backward()  # type: ignore[no-untyped-call]
+    names = {kernel.name for kernel in compiled}
+    assert {"_embedding_rows"} | ({"_product"} if gallery or path == "stored" else {"_symmetric_product"}) <= names
+
+
+def test_a_kernel_that_fits_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    take_path(monkeypatch, "tiles")
+    monkeypatch.setattr(paths, "_INTERPRETING", True)
+    with compiled_not_launched(monkeypatch, 89, 1024), pytest.raises(OutOfResources, match="shared memory"):
+        kernels.fused_loss(
+            torch.randn(256, 64), torch.arange(256) // 4, None, torch.arange(256) // 4, None, RULES["ROADMAP"]
+        )
+
+
 @pytest.mark.parametrize("path", ["small", "tiles", "stored"])
 @pytest.mark.parametrize("rule", MEASURES)
 def test_other_measures_compile(rule: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 # The compiled kernel's own calling convention is not a public interface: it is used where it was tested, and every
 # other version of Triton (and its interpreter) takes the ordinary way.
@@ -32,8 +33,19 @@ _local = threading.local()
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
 ) -> None:
-    """`kernel[grid](*args, **constants)`: all `args` first, then the tl.constexpr parameters by name."""
-    compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
+    """`kernel[grid](*args, **constants)`: all `args` first, then the tl.constexpr parameters by name.
+
+    Where a GPU has less shared memory for a block than so many stages take (99 KiB on an RTX 4090, 227 on an H200), it
+    gets the kernel with fewer.
+    """
+    while True:
+        try:
+            compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
+            break
+        except OutOfResources:
+            if num_stages == 1:
+                raise
+            num_stages -= 1
     record = getattr(_local, "record", None)
     if record is not None:
         record.append((compiled, (*grid, 1, 1)[:3], (*args, *[constants[n] for n in kernel.arg_names[len(args) :]])))
