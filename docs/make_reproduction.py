@@ -1,7 +1,12 @@
-"""Writes docs/reproduction.md from published.csv and experiments/results: python docs/make_reproduction.py"""
+"""Writes docs/reproduction.md from published.csv and experiments/results: python docs/make_reproduction.py
+
+With --look it first finds out what the pictures and weights at hand permit, and keeps it in
+experiments/results/not_run.json: why rows of the page were not run.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import textwrap
@@ -22,7 +27,7 @@ from roadmap.experiments.orders import (
     claims_sheet,
     growth,
 )
-from roadmap.experiments.reproduction import reasons
+from roadmap.experiments.reproduction import Means, note, prospects, reasons
 from roadmap.experiments.results import CHOSEN, LAST, Outcome, all_outcomes
 from roadmap.experiments.sheet import Sheet
 from roadmap.experiments.standings import FLATTERY, Standings, compare
@@ -322,5 +327,16 @@ def _made(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"- `{recipe}`: {len(runs)} runs {origin(runs)}"
 
 
+def look(results: Path = RESULTS, names: Sequence[str] = NAMES) -> None:
+    """Keeps why rows cannot be run, or that nothing but time is missing; pictures are looked for in ROADMAP_DATA."""
+    means = Means(out=HERE.parent / "runs" / "reproduce", results=results, missing=True)
+    for name in names:
+        note(prospects(experiment(name), 1, means), means)
+
+
 if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--look", action="store_true", help="find out anew what can be run, before the page is written")
+    if asked.parse_args().look:
+        look()
     PAGE.write_text(page(), encoding="utf-8")

@@ -12,6 +12,7 @@ import pytest
 
 from roadmap.experiments.definitions import experiment
 from roadmap.experiments.published import numbers
+from roadmap.experiments.reproduction import reasons
 from roadmap.experiments.results import outcome_of, save_outcomes
 
 from .worlds import finished
@@ -33,6 +34,16 @@ def test_the_page_is_what_the_script_writes() -> None:
     assert page == script().page(), "run: python docs/make_reproduction.py"
     for number in (number for number in numbers() if number.table != "authors"):  # which are not the paper's
         assert number.text in page
+
+
+def test_why_rows_were_not_run_is_found_out_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROADMAP_DATA", raising=False)
+    script().look(tmp_path / "results", ["table2"])
+    told = reasons(tmp_path / "results")
+    assert told["sop_resnet50,data.batch_size=64,loss=roadmap"] == "the pictures of sop are not at hand"
+    assert len(told) == len(experiment("table2").rows)
 
 
 def test_results_come_onto_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
