@@ -272,6 +272,36 @@ def test_files_of_results_that_do_not_belong_together_are_refused(tmp_path: Path
         compare([tmp_path / "new" / "cub.jsonl"])
 
 
+def test_files_of_results_that_are_damaged_are_named(tmp_path: Path) -> None:
+    runs = [outcome_of(finished(tmp_path / name, noise, name=name)) for name, noise in (("a", 0.5), ("b", 1.5))]
+    save_outcomes(tmp_path, "cub", runs)
+    lines, values = tmp_path / "cub.jsonl", tmp_path / "cub.npz"
+    whole, arrays = lines.read_bytes(), values.read_bytes()
+    for damaged in (arrays[:100], arrays[:-300], b""):
+        values.write_bytes(damaged)
+        with pytest.raises(ValueError, match="cub.npz holds no values of queries that could be read.*copied whole?"):
+            compare([lines])
+    values.write_bytes(arrays)
+    for damaged in (whole[:-300], whole[: whole.index(b"\n") + 1] + b"{}\n"):
+        lines.write_bytes(damaged)
+        with pytest.raises(ValueError, match="line 2 of .*cub.jsonl is no result that could be read.*copied whole?"):
+            compare([lines])
+    lines.write_bytes(whole)
+    values.unlink()
+    found = compare([lines])  # its means are left
+    assert "R@1 was not kept query by query, for all pairs of groups: these have no test over queries" in found.remarks
+
+
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
+    run = finished(tmp_path / "a", 0.5)
+    for name in ("summary.json", "environment.json"):
+        kept = (run / name).read_text()
+        (run / name).write_text(kept[: len(kept) // 2])
+        with pytest.raises(ValueError, match=f"a/{name} is damaged: .*copied whole?"):
+            compare([run])
+        (run / name).write_text(kept)
+
+
 def test_runs_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a run: it has no config.yaml"):
         compare([tmp_path])
