@@ -381,6 +381,18 @@ def test_a_sheet_keeps_what_means_something_elsewhere() -> None:
     assert sheet.csv().splitlines() == ["a_b,%", "x|y & <z>,1 ± 2*"]
 
 
+def test_a_number_below_zero_has_a_minus_in_latex() -> None:
+    sheet = Sheet("t", ("a", "b"), ((Cell("a-1 x=1e-05"), Cell("-4.07")), (Cell("-"), Cell("-0.16 to -0.02", True))))
+    assert r"a-1 x=1e-05 & $-$4.07 \\" in sheet.latex()
+    assert r"- & \textbf{$-$0.16 to $-$0.02} \\" in sheet.latex()
+
+
+def test_one_group_has_notes_of_no_test(runs: dict[str, list[Path]]) -> None:
+    found = compare(runs["good"])
+    assert found.notes == ("one group: there is nothing to compare it with",)
+    assert compare(runs["good"][:1]).remarks == ("one run each: nothing is known of how much the seed matters",)
+
+
 def test_a_last_epoch_that_was_the_chosen_one_is_kept_once(tmp_path: Path) -> None:
     first = outcome_of(finished(tmp_path / "a", 0.5, by="test", last=1.5))
     best, last = (first.test("cub", epoch) for epoch in ("chosen", "last"))

@@ -132,7 +132,8 @@ class Sheet:
 
 
 def _latex(text: str) -> str:
-    return re.sub(r".", lambda found: _LATEX.get(found[0], found[0]), text)
+    told = re.sub(r".", lambda found: _LATEX.get(found[0], found[0]), text)
+    return re.sub(r"(?<!\S)-(?=\d)", "$-$", told)  # of a number: else it would be set as a hyphen
 
 
 def row(cells: Sequence[str | Cell]) -> tuple[Cell, ...]:
