@@ -106,6 +106,19 @@ def test_the_first_screen_answers_and_what_stands_in_is_no_number_of_the_paper(
     assert sum(map(int, told.groups())) == 3
 
 
+def test_the_first_screen_has_the_other_losses_of_table_5_and_the_gain_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"fastap": (1.0, 0.9, 1.1), "roadmap": (0.7, 0.65, 0.8)}
+    module = script()
+    monkeypatch.setattr(module, "RESULTS", world(tmp_path, values, "table5", "cub", "resnet50_head"))
+    first = module.page().partition("## How to read it")[0]
+    assert "| seeds | roadmap over fastap | roadmap over softbinap | roadmap over blackboxap |" in first
+    assert re.search(r"\| cub \| resnet50_head in place of resnet50 \| 128 \| 3 \| .*, p .* \| - \| - \|", first)
+    written = (DOCS / "reproduction.md").read_text(encoding="utf-8").partition("## How to read it")[0]
+    assert re.search(r"It is [+-][\d.]+ %\s+at\s+batch\s+32\s+and\s+[+-][\d.]+\s+%\s+at\s+384", written)
+
+
 def test_one_run_of_each_loss_is_told_and_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = script()
     results = world(tmp_path, {"smoothap": (1.0,), "roadmap": (0.7,)}, "ablation_vits")
