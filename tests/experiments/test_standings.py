@@ -387,6 +387,12 @@ def test_a_number_below_zero_has_a_minus_in_latex() -> None:
     assert r"- & \textbf{$-$0.16 to $-$0.02} \\" in sheet.latex()
 
 
+def test_two_seeds_are_said_to_show_little(runs: dict[str, list[Path]]) -> None:
+    (said,) = [text for text in compare(all_of(runs, 2)).remarks if text.startswith("two seeds in common show only")]
+    assert "need not be as good" in said
+    assert not any("two seeds" in text for text in (*compare(all_of(runs)).remarks, *compare(all_of(runs, 1)).remarks))
+
+
 def test_one_group_has_notes_of_no_test(runs: dict[str, list[Path]]) -> None:
     found = compare(runs["good"])
     assert found.notes == ("one group: there is nothing to compare it with",)

@@ -26,6 +26,9 @@ from roadmap.experiments.statistics import (
 )
 
 FEWEST_SEEDS = 2  # from which a test over seeds can be made
+TWO_SEEDS = (
+    "two seeds in common show only very large differences: what was not found worse over them need not be as good"
+)
 Pair = tuple[str, str]
 
 
@@ -93,6 +96,8 @@ def pairs_of(
     if len(kept) < len(asked):
         whose = f"{metric} was not kept query by query, for {'some' if kept else 'all'} pairs of groups"
         remarks.append(f"{whose}: these have no test over queries")
+    if any(test is not None and test.n == FEWEST_SEEDS for test in seeds.values()):
+        remarks.append(TWO_SEEDS)
     answers = {
         pair: mcnemar(one.per_query[metric], other.per_query[metric])
         for pair, (one, other) in kept.items()
