@@ -368,8 +368,24 @@ def test_every_way_to_write_it(runs: dict[str, list[Path]], tmp_path: Path) -> N
     assert texts["md"].count("**") == 2 * texts["tex"].count("\\textbf{") == 2 * texts["html"].count("<b>") > 0
     assert texts["tex"].count(r"\\") == 4
     refused = CliRunner().invoke(app, ["compare", str(home), "--out", str(tmp_path / "t.pdf")])
+    assert "loss=good" not in refused.output  # before anything is computed
     assert refused.exit_code == 1
     assert "must end in one of .txt, .md, .tex, .csv, .html, got '.pdf'" in refused.output.replace("\n", " ")
+
+
+def test_the_commands_of_the_page_work_on_the_sweep_that_it_begins_with(tmp_path: Path) -> None:
+    """Whose epochs are chosen on held-out classes, as those of recipe=glyphs are."""
+    for name, noise in NOISE.items():
+        finished(tmp_path / "sweep" / name, noise, name=name, by="held_out")
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    block = page.partition("## Compare runs")[2].partition("```sh\n")[2].partition("```")[0]
+    sweep, *commands = block.splitlines()
+    assert "recipe=glyphs" in sweep
+    assert len(commands) == 2
+    for command in commands:
+        here = command.replace("runs/sweep_DATE", str(tmp_path / "sweep")).replace("table.", f"{tmp_path}/table.")
+        result = CliRunner().invoke(app, here.split()[1:])
+        assert result.exit_code == 0, result.output
 
 
 def test_a_sheet_keeps_what_means_something_elsewhere() -> None:
