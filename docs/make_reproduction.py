@@ -1,7 +1,12 @@
-"""Writes docs/reproduction.md from published.csv and experiments/results: python docs/make_reproduction.py"""
+"""Writes docs/reproduction.md from published.csv and experiments/results: python docs/make_reproduction.py
+
+With --look it first finds out what the pictures and weights at hand permit, and keeps it in
+experiments/results/not_run.json: why rows of the page were not run.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import textwrap
@@ -16,13 +21,15 @@ from roadmap.experiments.orders import (
     METRIC,
     NOT_SHOWN,
     REVERSED,
+    RIVALS,
+    Claim,
     choices_sheet,
     claims,
     claims_in_short,
     claims_sheet,
     growth,
 )
-from roadmap.experiments.reproduction import reasons
+from roadmap.experiments.reproduction import Means, note, prospects, reasons
 from roadmap.experiments.results import CHOSEN, LAST, Outcome, all_outcomes
 from roadmap.experiments.sheet import Sheet
 from roadmap.experiments.standings import FLATTERY, Standings, compare
@@ -43,6 +50,7 @@ ORDERED = (
     ("table3", "cub", HEAD),
     ("table6", "cub", HEAD),
 )
+RIVALLED = (("table1", None, None), ("table5", None, None), ("table1", "cub", HEAD), ("table5", "cub", HEAD))
 ABLATIONS = ("ablation_vits", "ablation_head")
 NAMES = tuple(name for name in experiment_names() if name != "smallest")
 # Said once, above: the epoch was chosen on the test set; what one seed tells; runs of several commits (at the end).
@@ -62,6 +70,10 @@ ORDER_IN_SHORT = """\
 Student's 95 % interval. **holds**, **reversed**: p below 0.05 by the paired t-test, after Holm's correction over the
 whole table; else not shown, which is not the same as refuted. resnet50_head is a ResNet-50 that stays as it is and a
 projection after it that learns: a stand-in, whose numbers are its own.
+"""
+
+RIVALS_IN_SHORT = """\
+**ROADMAP over the other AP losses** of Tables 1 and 5 (SmoothAP stands above): the same, with a correction of its own.
 """
 
 CHOICES_IN_SHORT = """\
@@ -136,14 +148,19 @@ def _answer(lines: Sequence[Line], outcomes: Sequence[Outcome]) -> Iterator[str]
     resnet = experiment("table5", "cub", "resnet50")
     yield _whole_runs(side_by_side(resnet, outcomes, {}))
     if found := claims(_ordered(), outcomes, LAST):
-        kinds = Counter(one.verdict for one in found)
-        told = ", ".join(f"{kind} {kinds[kind]}" for kind in (HOLDS, NOT_SHOWN, REVERSED))
-        yield f"{ORDER_IN_SHORT}\n{claims_in_short(found).markdown()}\n\nOf {len(found)}: {told}.\n"
+        yield f"{ORDER_IN_SHORT}\n{claims_in_short(found).markdown()}\n\n{_counted(found)}\n"
+    if found := claims([experiment(*which) for which in RIVALLED], outcomes, LAST, RIVALS):
+        yield f"{RIVALS_IN_SHORT}\n{claims_in_short(found, RIVALS).markdown()}\n\n{_counted(found)}\n"
     yield from _one_run_each(outcomes)
     yield from _batches(outcomes)
     yield from _gap(outcomes)
     if (sheet := choices_sheet([experiment(name) for name in ABLATIONS], outcomes)) is not None:
         yield f"{CHOICES_IN_SHORT}\n{sheet.markdown()}\n"
+
+
+def _counted(found: Sequence[Claim]) -> str:
+    kinds = Counter(one.verdict for one in found)
+    return f"Of {len(found)}: {', '.join(f'{kind} {kinds[kind]}' for kind in (HOLDS, NOT_SHOWN, REVERSED))}."
 
 
 def _account(lines: Sequence[Line], outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -200,13 +217,15 @@ def _batches(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What the calibration adds, against the batch size, wherever there are enough sizes and seeds."""
     for place in ((None, None), *IN_PLACE[1:]):
         one = experiment("fig5", *place)
-        for slope in growth(one, outcomes, LAST).values():
+        for found in growth(one, outcomes, LAST).values():
+            slope, (small, *_, large) = found.slope, found.gains
             told = "it shrinks, as Fig. 5 has it" if slope.high < 0 else "no trend is shown, though Fig. 5 has one"
             told = "it grows, against Fig. 5" if slope.low > 0 else told
             yield _paragraph(
                 f"**The calibration and the batch** ({_setting(one)}): when the batch is doubled, what the calibration",
                 f"adds to mAP@R, in percent of it, changes by {slope.mean:+.2f} ({slope.low:+.2f} to",
-                f"{slope.high:+.2f}, {slope.n} seeds): {told}. Each size: [Fig. 5](#{_slug(_title(one))}).",
+                f"{slope.high:+.2f}, {slope.n} seeds): {told}. It is {found.gains[small].mean:+.2f} % at batch {small}",
+                f"and {found.gains[large].mean:+.2f} % at {large}. Each size: [Fig. 5](#{_slug(_title(one))}).",
             )
 
 
@@ -322,5 +341,16 @@ def _made(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"- `{recipe}`: {len(runs)} runs {origin(runs)}"
 
 
+def look(results: Path = RESULTS, names: Sequence[str] = NAMES) -> None:
+    """Keeps why rows cannot be run, or that nothing but time is missing; pictures are looked for in ROADMAP_DATA."""
+    means = Means(out=HERE.parent / "runs" / "reproduce", results=results, missing=True)
+    for name in names:
+        note(prospects(experiment(name), 1, means), means)
+
+
 if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--look", action="store_true", help="find out anew what can be run, before the page is written")
+    if asked.parse_args().look:
+        look()
     PAGE.write_text(page(), encoding="utf-8")

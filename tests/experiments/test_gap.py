@@ -146,3 +146,22 @@ def test_the_command_on_saved_vectors(tmp_path: Path) -> None:
     assert (wrong.exit_code, "give one model or two to compare, got 3" in wrong.output) == (1, True)
     wrong = CliRunner().invoke(app, ["gap", files[0], "--sampler", "any"])
     assert "error: --sampler any must be one of m_per_class, random" in wrong.output
+
+
+def test_two_models_of_one_name_are_told_apart_and_json_holds_no_nan(tmp_path: Path) -> None:
+    labels = torch.arange(6).repeat_interleave(4)
+    ids = tuple(f"{i}.png" for i in range(24))
+    scattered = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    given = [tmp_path / name / "v.npz" for name in ("a", "b")]
+    for path, points in zip(given, (torch.eye(6)[labels], scattered), strict=True):
+        path.parent.mkdir()
+        Embeddings(points, labels, ids).save(path)
+    options = ["--size", "8", "--queries", "0", "--json", str(tmp_path / "gap.json")]
+    result = CliRunner().invoke(app, ["gap", *map(str, given), *options])
+    assert result.exit_code == 0, result.output
+    assert f"decrease of DG_AP from {given[0]} to {given[1]}: no percentage" in result.output
+    text = (tmp_path / "gap.json").read_text()
+    assert "NaN" not in text
+    written = json.loads(text)
+    assert list(written) == [*map(str, given), "decrease in %"]
+    assert written["decrease in %"] is None

@@ -16,6 +16,7 @@ from roadmap.experiments.orders import (
     HOLDS,
     NOT_SHOWN,
     REVERSED,
+    RIVALS,
     choices_sheet,
     claims,
     claims_in_short,
@@ -84,15 +85,17 @@ def test_the_growth_of_the_gain_is_a_line_through_each_seed() -> None:
         place = math.log2(second.batch_size or 0)
         for seed, slope in enumerate((-1.0, -2.0)):
             found += [outcome(first, seed, 20.0), outcome(second, seed, 20.0 * (1 + (12 + slope * place) / 100))]
-    ((extra, slope),) = growth(FIG5, found, CHOSEN).items()
-    assert (extra, slope.mean, slope.n) == ((), pytest.approx(-1.5), 2)
+    ((extra, told),) = growth(FIG5, found, CHOSEN).items()
+    assert (extra, told.slope.mean, told.slope.n) == ((), pytest.approx(-1.5), 2)
+    assert list(told.gains) == [32, 64, 128, 224, 384]
+    assert (told.gains[32].mean, told.gains[64].mean) == (pytest.approx(4.5), pytest.approx(3.0))
     assert growth(FIG5, found, LAST) == {}
     assert growth(FIG5, found[:4], CHOSEN) == {}  # one size
     # runs with other settings have a line of their own
     others = [outcome(row, seed, 20.0, "x=1") for row in FIG5.rows for seed in range(3)]
     both = growth(FIG5, [*others, *found], CHOSEN)
-    assert (both[()].mean, both[()].n) == (pytest.approx(-1.5), 2)
-    assert (both["x=1",].mean, both["x=1",].n) == (pytest.approx(0), 3)
+    assert (both[()].slope.mean, both[()].slope.n) == (pytest.approx(-1.5), 2)
+    assert (both["x=1",].slope.mean, both["x=1",].slope.n) == (pytest.approx(0), 3)
 
 
 def test_every_batch_size_of_the_paper_is_among_the_claims() -> None:
@@ -159,6 +162,22 @@ def test_claims_in_short_have_a_row_for_each_setting() -> None:
     # without one of the losses
     (row,) = claims_in_short(claims([HEAD], outcomes({k: values[k] for k in ("supap", "roadmap")}), CHOSEN)).rows
     assert [cell.text for cell in (row[4], row[6])] == ["-", "-"]
+
+
+def test_roadmap_stands_against_the_other_losses_of_tables_1_and_5() -> None:
+    tables = [experiment(name, "cub", "resnet50_head") for name in ("table1", "table5")]
+    values = {"fastap": (21.0, 21.5, 21.3), "blackboxap": (19.0, 19.5, 19.2), "roadmap": (20.0, 20.4, 20.3)}
+    rows = {row.name: row for row in tables[1].rows}
+    found = claims(
+        tables,
+        [outcome(rows[name], seed, v) for name, of in values.items() for seed, v in enumerate(of)],
+        CHOSEN,
+        RIVALS,
+    )
+    assert [(one.first.name, one.verdict) for one in found] == [("fastap", "reversed"), ("blackboxap", "holds")]
+    sheet = claims_in_short(found, RIVALS)
+    assert sheet.columns[4:] == ("roadmap over fastap", "roadmap over softbinap", "roadmap over blackboxap")
+    assert [cell.text.rpartition(": ")[2] for cell in sheet.rows[0][4:]] == ["reversed", "-", "holds"]
 
 
 def test_what_the_paper_leaves_open_stands_against_roadmap() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from roadmap.experiments.definitions import experiment
 from roadmap.experiments.published import numbers
+from roadmap.experiments.reproduction import reasons
 from roadmap.experiments.results import outcome_of, save_outcomes
 
 from .worlds import finished
@@ -33,6 +34,16 @@ def test_the_page_is_what_the_script_writes() -> None:
     assert page == script().page(), "run: python docs/make_reproduction.py"
     for number in (number for number in numbers() if number.table != "authors"):  # which are not the paper's
         assert number.text in page
+
+
+def test_why_rows_were_not_run_is_found_out_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROADMAP_DATA", raising=False)
+    script().look(tmp_path / "results", ["table2"])
+    told = reasons(tmp_path / "results")
+    assert told["sop_resnet50,data.batch_size=64,loss=roadmap"] == "the pictures of sop are not at hand"
+    assert len(told) == len(experiment("table2").rows)
 
 
 def test_results_come_onto_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +104,19 @@ def test_the_first_screen_answers_and_what_stands_in_is_no_number_of_the_paper(
     told = re.search(r"Of 3: holds (\d), not shown (\d), reversed (\d)\.", first)
     assert told is not None
     assert sum(map(int, told.groups())) == 3
+
+
+def test_the_first_screen_has_the_other_losses_of_table_5_and_the_gain_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"fastap": (1.0, 0.9, 1.1), "roadmap": (0.7, 0.65, 0.8)}
+    module = script()
+    monkeypatch.setattr(module, "RESULTS", world(tmp_path, values, "table5", "cub", "resnet50_head"))
+    first = module.page().partition("## How to read it")[0]
+    assert "| seeds | roadmap over fastap | roadmap over softbinap | roadmap over blackboxap |" in first
+    assert re.search(r"\| cub \| resnet50_head in place of resnet50 \| 128 \| 3 \| .*, p .* \| - \| - \|", first)
+    written = (DOCS / "reproduction.md").read_text(encoding="utf-8").partition("## How to read it")[0]
+    assert re.search(r"It is [+-][\d.]+ %\s+at\s+batch\s+32\s+and\s+[+-][\d.]+\s+%\s+at\s+384", written)
 
 
 def test_one_run_of_each_loss_is_told_and_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,17 @@ def test_what_is_not_at_hand_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_leaves_nothing_behind(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROADMAP_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    settings = [f"--set={text}" for text in ("data=folder", f"data.root={pictures}", *SMALL)]
+    for given in (["smallest", "--seeds", "1", *settings], ["table4", "--dataset", "cub"]):
+        result = CliRunner().invoke(app, ["reproduce", *given, "--dry-run"])
+        assert result.exit_code == 0, result.output
+        assert "can be run   " in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_weights_that_are_not_at_hand_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = experiment("table5", "cub", "resnet50", ["roadmap"])
     absent = tmp_path / "none.safetensors"

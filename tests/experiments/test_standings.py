@@ -272,6 +272,36 @@ def test_files_of_results_that_do_not_belong_together_are_refused(tmp_path: Path
         compare([tmp_path / "new" / "cub.jsonl"])
 
 
+def test_files_of_results_that_are_damaged_are_named(tmp_path: Path) -> None:
+    runs = [outcome_of(finished(tmp_path / name, noise, name=name)) for name, noise in (("a", 0.5), ("b", 1.5))]
+    save_outcomes(tmp_path, "cub", runs)
+    lines, values = tmp_path / "cub.jsonl", tmp_path / "cub.npz"
+    whole, arrays = lines.read_bytes(), values.read_bytes()
+    for damaged in (arrays[:100], arrays[:-300], b""):
+        values.write_bytes(damaged)
+        with pytest.raises(ValueError, match="cub.npz holds no values of queries that could be read.*copied whole?"):
+            compare([lines])
+    values.write_bytes(arrays)
+    for damaged in (whole[:-300], whole[: whole.index(b"\n") + 1] + b"{}\n"):
+        lines.write_bytes(damaged)
+        with pytest.raises(ValueError, match="line 2 of .*cub.jsonl is no result that could be read.*copied whole?"):
+            compare([lines])
+    lines.write_bytes(whole)
+    values.unlink()
+    found = compare([lines])  # its means are left
+    assert "R@1 was not kept query by query, for all pairs of groups: these have no test over queries" in found.remarks
+
+
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
+    run = finished(tmp_path / "a", 0.5)
+    for name in ("summary.json", "environment.json"):
+        kept = (run / name).read_text()
+        (run / name).write_text(kept[: len(kept) // 2])
+        with pytest.raises(ValueError, match=f"a/{name} is damaged: .*copied whole?"):
+            compare([run])
+        (run / name).write_text(kept)
+
+
 def test_runs_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a run: it has no config.yaml"):
         compare([tmp_path])
@@ -338,8 +368,24 @@ def test_every_way_to_write_it(runs: dict[str, list[Path]], tmp_path: Path) -> N
     assert texts["md"].count("**") == 2 * texts["tex"].count("\\textbf{") == 2 * texts["html"].count("<b>") > 0
     assert texts["tex"].count(r"\\") == 4
     refused = CliRunner().invoke(app, ["compare", str(home), "--out", str(tmp_path / "t.pdf")])
+    assert "loss=good" not in refused.output  # before anything is computed
     assert refused.exit_code == 1
     assert "must end in one of .txt, .md, .tex, .csv, .html, got '.pdf'" in refused.output.replace("\n", " ")
+
+
+def test_the_commands_of_the_page_work_on_the_sweep_that_it_begins_with(tmp_path: Path) -> None:
+    """Whose epochs are chosen on held-out classes, as those of recipe=glyphs are."""
+    for name, noise in NOISE.items():
+        finished(tmp_path / "sweep" / name, noise, name=name, by="held_out")
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    block = page.partition("## Compare runs")[2].partition("```sh\n")[2].partition("```")[0]
+    sweep, *commands = block.splitlines()
+    assert "recipe=glyphs" in sweep
+    assert len(commands) == 2
+    for command in commands:
+        here = command.replace("runs/sweep_DATE", str(tmp_path / "sweep")).replace("table.", f"{tmp_path}/table.")
+        result = CliRunner().invoke(app, here.split()[1:])
+        assert result.exit_code == 0, result.output
 
 
 def test_a_sheet_keeps_what_means_something_elsewhere() -> None:
@@ -349,6 +395,24 @@ def test_a_sheet_keeps_what_means_something_elsewhere() -> None:
     assert "<td>x|y &amp; &lt;z&gt;</td><td><b>1 ± 2</b></td>" in sheet.html()
     assert not re.search(r"https?://|src=", sheet.html())
     assert sheet.csv().splitlines() == ["a_b,%", "x|y & <z>,1 ± 2*"]
+
+
+def test_a_number_below_zero_has_a_minus_in_latex() -> None:
+    sheet = Sheet("t", ("a", "b"), ((Cell("a-1 x=1e-05"), Cell("-4.07")), (Cell("-"), Cell("-0.16 to -0.02", True))))
+    assert r"a-1 x=1e-05 & $-$4.07 \\" in sheet.latex()
+    assert r"- & \textbf{$-$0.16 to $-$0.02} \\" in sheet.latex()
+
+
+def test_two_seeds_are_said_to_show_little(runs: dict[str, list[Path]]) -> None:
+    (said,) = [text for text in compare(all_of(runs, 2)).remarks if text.startswith("two seeds in common show only")]
+    assert "need not be as good" in said
+    assert not any("two seeds" in text for text in (*compare(all_of(runs)).remarks, *compare(all_of(runs, 1)).remarks))
+
+
+def test_one_group_has_notes_of_no_test(runs: dict[str, list[Path]]) -> None:
+    found = compare(runs["good"])
+    assert found.notes == ("one group: there is nothing to compare it with",)
+    assert compare(runs["good"][:1]).remarks == ("one run each: nothing is known of how much the seed matters",)
 
 
 def test_a_last_epoch_that_was_the_chosen_one_is_kept_once(tmp_path: Path) -> None:

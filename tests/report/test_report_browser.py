@@ -173,6 +173,22 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, address: str, scheme:
         assert ratio >= 4.5
 
 
+def test_a_class_stands_on_the_line_of_its_numbers(browser: Any, address: str) -> None:
+    """Also where what it is mistaken for takes several lines, as on a phone."""
+    with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
+        tops = page.evaluate("""() => {
+            const row = document.querySelector("table.classes tbody tr");
+            row.lastElementChild.innerHTML = "of<br>three<br>lines";
+            const top = (cell) => {
+                const range = document.createRange();
+                range.selectNodeContents(cell);
+                return [...range.getClientRects()].at(-1).top;
+            };
+            return [top(row.cells[0]), top(row.cells[1])];
+        }""")
+        assert abs(tops[0] - tops[1]) < 2
+
+
 def test_it_can_be_printed(browser: Any, address: str, tmp_path: Path) -> None:
     with opened(browser, address) as page:
         page.pdf(path=str(tmp_path / "report.pdf"), format="A4")

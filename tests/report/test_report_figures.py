@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -68,3 +70,19 @@ def test_frames_are_of_the_right_colours(trained: dict[str, Path], nearest: int)
     assert all(0 <= f.get_x() <= width - 0.6 and 0 <= f.get_y() <= height - 0.6 for f in frames)  # nothing is cut off
     boxes = [(round(f.get_x(), 3), round(f.get_y(), 3)) for f in frames]
     assert len(set(boxes)) == len(boxes)
+
+
+def test_a_long_class_name_ends_before_the_answers(trained: dict[str, Path]) -> None:
+    runs = materials(list(trained.values()))
+    complete(runs[0], embed=False)
+    sides = sides_of(runs[0])
+    assert sides is not None
+    one = question({run.name: run.evaluation for run in runs[:2]}, *sides, 0, 9)
+    long = dataclasses.replace(one, class_name="114.Black_throated_Sparrow")
+    figure = retrieval_figure([long], 9, THEMES[""])
+    (axes,) = figure.axes
+    answers = min(patch.get_x() for patch in axes.patches if to_hex(patch.get_edgecolor()) != THEMES[""].query)
+    (name,) = [text for text in axes.texts if text.get_text().startswith("114.")]
+    box = name.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    assert axes.transData.inverted().transform(box)[1][0] < answers
+    assert len(name.get_text()) > 10

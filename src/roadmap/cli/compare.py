@@ -34,7 +34,10 @@ def compare(
     """
     with tell_errors():
         from roadmap.experiments import compare as standings_of
+        from roadmap.experiments.sheet import check_ending
 
+        for path in out or []:
+            check_ending(path)
         found = standings_of(runs, test, epoch, [name.strip() for name in metrics.split(",")], draws)
         say([str(found)])
         for path in out or []:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,10 +47,13 @@ def gap(
 
     choice = BatchChoice(size, sampler, per_class, draws, seed)
     gaps = [_gap(one, asked, choice, queries, alpha, beta) for one in what]
+    if len({gap.name for gap in gaps}) < len(set(what)):  # such as a/best.npz and b/best.npz
+        gaps = [dataclasses.replace(gap, name=one) for gap, one in zip(gaps, what, strict=True)]
     say([sheets(gaps)])
     if out is not None:
         values = {gap.name: gap.as_dict() for gap in gaps}
-        compared = {"decrease in %": decrease(*gaps).relative} if len(gaps) == 2 else {}
+        relative = decrease(*gaps).relative if len(gaps) == 2 else math.nan
+        compared = {"decrease in %": None if math.isnan(relative) else relative} if len(gaps) == 2 else {}
         from roadmap.atomic import whole_file
 
         with whole_file(out) as temporary:

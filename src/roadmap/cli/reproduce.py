@@ -47,7 +47,7 @@ def reproduce(
         Path | None, typer.Option(help="Write the tables to this folder as well, as Markdown, LaTeX, CSV and HTML.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what can be run and what it costs; run nothing.")
+        bool, typer.Option("--dry-run", help="Say what can be run and what it costs; run and write nothing.")
     ] = False,
 ) -> None:
     """Run a table or a figure of the paper, and set published and measured numbers side by side.
@@ -76,7 +76,7 @@ def _reproduce(
     export: Path | None, dry_run: bool,
 ) -> None:  # fmt: skip
     from roadmap.experiments.definitions import experiment, experiment_names, paper_names
-    from roadmap.experiments.reproduction import note, prospect_lines, prospects, reasons, run_rows
+    from roadmap.experiments.reproduction import prospect_lines, prospects, reasons, run_rows
     from roadmap.experiments.results import all_outcomes
     from roadmap.experiments.verdicts import sheet_of, side_by_side
 
@@ -87,9 +87,7 @@ def _reproduce(
     for one in wanted:
         found = prospects(one, seeds, means)
         say(["", one.heading, *prospect_lines(found)])
-        if dry_run:
-            note(found, means)
-        else:
+        if not dry_run:
             run_rows(found, means, typer.echo, one.derived == "gap")
     if dry_run:
         return

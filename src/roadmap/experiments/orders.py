@@ -17,6 +17,8 @@ from roadmap.experiments.verdicts import INCREASE, groups_of, relative, value_of
 
 # The paper's claim is that the second is better than the first.
 CLAIMS = (("smoothap", "supap"), ("supap", "roadmap"), ("smoothap", "roadmap"))
+# That of Tables 1 and 5 beside: ROADMAP is better than the other losses that approximate AP.
+RIVALS = tuple((name, "roadmap") for name in ("fastap", "softbinap", "blackboxap"))
 # What the paper leaves open, or prints otherwise than it was released: each against ROADMAP.
 CHOICES = tuple(
     ("roadmap", name)
@@ -112,17 +114,17 @@ def claims_sheet(experiments: Sequence[Experiment], outcomes: Sequence[Outcome])
     return Sheet("", columns, tuple(rows), tuple(_notes(every, outcomes)))
 
 
-def claims_in_short(found: Sequence[Claim]) -> Sheet:
-    """A row for each setting, a column for each of the paper's claims; what is shown, either way, is in bold."""
+def claims_in_short(found: Sequence[Claim], pairs: Names = CLAIMS) -> Sheet:
+    """A row for each setting, a column for each of `pairs`; what is shown, either way, is in bold."""
     settings: dict[tuple[str, str, str], dict[tuple[str, str], Claim]] = {}
     for one in found:
         place = (one.second.dataset, _network(one, found), str(one.second.batch_size))
         settings.setdefault(place, {})[one.first.name, one.second.name] = one
-    columns = ("pictures", "network", "batch", "seeds", *(f"{second} over {first}" for first, second in CLAIMS))
+    columns = ("pictures", "network", "batch", "seeds", *(f"{second} over {first}" for first, second in pairs))
     rows = []
     for place, of_place in settings.items():
         seeds = sorted({one.test.n for one in of_place.values()})
-        cells = [_in_short(of_place[names]) if names in of_place else Cell("-") for names in CLAIMS]
+        cells = [_in_short(of_place[names]) if names in of_place else Cell("-") for names in pairs]
         rows.append(row([*place, " or ".join(map(str, seeds)), *cells]))
     return Sheet("", columns, tuple(rows))
 
@@ -173,13 +175,23 @@ def _told(p: float) -> str:
     return "-" if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def growth(one: Experiment, outcomes: Iterable[Outcome], epoch: str) -> dict[tuple[str, ...], Estimate]:
-    """By how many percent of mAP@R the gain of the second row of each pair changes when the batch is doubled, for each
-    set of settings that runs were given beside their rows.
+@dataclass(frozen=True)
+class Growth:
+    """How what the second row of each pair adds to mAP@R, in percent of it, changes with the batch.
 
-    A line through the gains over log2 of the batch size, for each seed that was run at every size that any was; then
-    their mean. Nothing where fewer than two seeds have two sizes.
+    Attributes:
+        slope: of the gain, when the batch is doubled: a line through the gains over log2 of the batch size, for each
+            seed that was run at every size that any was; then their mean.
+        gains: batch size -> the gain itself, over the same seeds.
     """
+
+    slope: Estimate
+    gains: dict[int, Estimate]
+
+
+def growth(one: Experiment, outcomes: Iterable[Outcome], epoch: str) -> dict[tuple[str, ...], Growth]:
+    """For each set of settings that runs were given beside their rows; nothing where fewer than two seeds have two
+    sizes."""
     groups = groups_of(outcomes)
     gains: dict[tuple[str, ...], dict[int, dict[int, float]]] = {}
     for first, second in zip(one.rows[::2], one.rows[1::2], strict=True):
@@ -188,11 +200,14 @@ def growth(one: Experiment, outcomes: Iterable[Outcome], epoch: str) -> dict[tup
             for seed in a.keys() & b.keys():
                 of_seed = gains.setdefault(extra, {}).setdefault(seed, {})
                 of_seed[second.batch_size or 0] = relative(b[seed], a[seed], INCREASE)
-    slopes = {extra: _slopes(list(dict(sorted(seeds.items())).values())) for extra, seeds in gains.items()}
-    return {extra: estimate(found) for extra, found in slopes.items() if len(found) > 1}
+    found = {extra: _growth(list(dict(sorted(seeds.items())).values())) for extra, seeds in gains.items()}
+    return {extra: told for extra, told in found.items() if told is not None}
 
 
-def _slopes(gains: Sequence[dict[int, float]]) -> list[float]:
+def _growth(gains: Sequence[dict[int, float]]) -> Growth | None:
     sizes = sorted({size for of_seed in gains for size in of_seed})
     whole = [of_seed for of_seed in gains if len(of_seed) == len(sizes) > 1]
-    return [float(np.polyfit(np.log2(sizes), [of_seed[n] for n in sizes], 1)[0]) for of_seed in whole]
+    if len(whole) < 2:
+        return None
+    slopes = [float(np.polyfit(np.log2(sizes), [of_seed[n] for n in sizes], 1)[0]) for of_seed in whole]
+    return Growth(estimate(slopes), {size: estimate([of_seed[size] for of_seed in whole]) for size in sizes})

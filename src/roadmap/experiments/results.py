@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,11 +107,10 @@ def outcome_of(folder: str | Path) -> Outcome:
         beside = path.parent / LAST_EPOCH / path.name
         if beside.is_file():
             tests[name][LAST] = _measurement(beside, summary["epochs"], {})
-    environment = json.loads((run.folder / "environment.json").read_text())
+    environment = run.read_json("environment.json")
     about = {name: summary.get(name) for name in ("before", "epochs", "steps", "training seconds", "skipped pictures")}
     about |= {name: environment.get(name) for name in FACTS}
-    if (gap := run.folder / "gap.json").is_file():
-        measured = json.loads(gap.read_text())
+    if measured := run.read_json("gap.json"):
         kept = {CHOSEN: measured, LAST: measured.get(LAST_GAP)}  # older files have no last epoch
         about |= {"DG_AP": {epoch: one["DG_AP"] for epoch, one in kept.items() if one}, "gap": measured}
     by = str(summary.get("chosen by", settings["select.by"]))
@@ -185,13 +186,30 @@ def load_outcomes(path: Path) -> list[Outcome]:
     """The runs of a file that `save_outcomes` wrote; none where there is no such file."""
     if not path.is_file():
         return []
-    arrays: dict[str, NDArray[Any]] = {}
-    if path.with_suffix(".npz").is_file():
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-    found = [_outcome(json.loads(line), arrays) for line in path.read_text(encoding="utf-8").splitlines()]
+    arrays = _arrays(path.with_suffix(".npz"))
+    found = []
+    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(_outcome(json.loads(line), arrays))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"line {place} of {path} is no result that could be read: {error!r}. Was the file copied whole?"
+            ) from error
     _check_together(path, found)
     return found
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The values of the queries; none where the file is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except (OSError, ValueError, EOFError, BadZipFile, ZlibError) as error:
+        raise ValueError(
+            f"{path} holds no values of queries that could be read: {error}. Was the file copied whole?"
+        ) from error
 
 
 def _check_together(path: Path, outcomes: Iterable[Outcome]) -> None:

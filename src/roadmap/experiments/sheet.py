@@ -14,6 +14,7 @@ from roadmap.atomic import whole_file
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$"}
 _LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {">": "$>$", "−": "$-$"}
+ENDINGS = (".txt", ".md", ".tex", ".csv", ".html")
 LONG = 32  # letters, from which a cell is broken into lines
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
@@ -117,22 +118,24 @@ class Sheet:
     def write(self, path: str | Path) -> None:
         """Into a file that ends in .txt, .md, .tex, .csv or .html; whole or not at all."""
         path = Path(path)
-        kinds: dict[str, Callable[[], str]] = {
-            ".txt": self.text,
-            ".md": self.markdown,
-            ".tex": self.latex,
-            ".csv": self.csv,
-            ".html": self.html,
-        }
-        if path.suffix not in kinds:
-            raise ValueError(f"{path} must end in one of {', '.join(kinds)}, got {path.suffix or 'no ending'!r}")
+        kinds: dict[str, Callable[[], str]] = dict(
+            zip(ENDINGS, (self.text, self.markdown, self.latex, self.csv, self.html), strict=True)
+        )
+        check_ending(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as temporary:
             Path(temporary).write_text(kinds[path.suffix]() + "\n", encoding="utf-8")
 
 
+def check_ending(path: Path) -> None:
+    """Refuses a file of a kind that a sheet cannot be written as."""
+    if path.suffix not in ENDINGS:
+        raise ValueError(f"{path} must end in one of {', '.join(ENDINGS)}, got {path.suffix or 'no ending'!r}")
+
+
 def _latex(text: str) -> str:
-    return re.sub(r".", lambda found: _LATEX.get(found[0], found[0]), text)
+    told = re.sub(r".", lambda found: _LATEX.get(found[0], found[0]), text)
+    return re.sub(r"(?<!\S)-(?=\d)", "$-$", told)  # of a number: else it would be set as a hyphen
 
 
 def row(cells: Sequence[str | Cell]) -> tuple[Cell, ...]:

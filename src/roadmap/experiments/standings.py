@@ -169,6 +169,8 @@ def _p(value: float) -> str:
 
 def _notes(pairs: Pairs) -> tuple[str, ...]:
     count = pairs.tested
+    if not pairs.tests:
+        return ("one group: there is nothing to compare it with",)
     return (
         "in bold: the best, and all that were tested and not found worse at the level 0.05: over the seeds in common "
         "where there are several, else over the queries of one (R@k: by both tests)",
@@ -185,7 +187,8 @@ def _remarks(groups: Groups, by: str, draws: int) -> list[str]:
     found = []
     count = len(groups) * (len(groups) - 1) // 2
     if max(len(runs) for runs in groups.values()) < FEWEST_SEEDS:
-        found.append("one run each: nothing is known of how much the seed matters; effects are those of the queries")
+        effects = "; effects are those of the queries" if count else ""
+        found.append(f"one run each: nothing is known of how much the seed matters{effects}")
     elif len({tuple(runs) for runs in groups.values()}) > 1:
         each = "; ".join(f"{group}: {', '.join(map(str, runs))}" for group, runs in groups.items())
         found.append(f"groups have other seeds, so that their means are not of the same ones ({each})")

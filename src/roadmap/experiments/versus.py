@@ -26,6 +26,9 @@ from roadmap.experiments.statistics import (
 )
 
 FEWEST_SEEDS = 2  # from which a test over seeds can be made
+TWO_SEEDS = (
+    "two seeds in common show only very large differences: what was not found worse over them need not be as good"
+)
 Pair = tuple[str, str]
 
 
@@ -88,11 +91,16 @@ def pairs_of(
         for (one, other), found in shared.items()
         if found
     }
-    asked = {pair: both for pair, both in asked.items() if all(metric in side.per_query for side in both)}
-    classes, remarks = _over_classes(asked, metric, draws)
+    kept = {pair: both for pair, both in asked.items() if all(metric in side.per_query for side in both)}
+    classes, remarks = _over_classes(kept, metric, draws)
+    if len(kept) < len(asked):
+        whose = f"{metric} was not kept query by query, for {'some' if kept else 'all'} pairs of groups"
+        remarks.append(f"{whose}: these have no test over queries")
+    if any(test is not None and test.n == FEWEST_SEEDS for test in seeds.values()):
+        remarks.append(TWO_SEEDS)
     answers = {
         pair: mcnemar(one.per_query[metric], other.per_query[metric])
-        for pair, (one, other) in asked.items()
+        for pair, (one, other) in kept.items()
         if metric.startswith("R@")
     }
     return Pairs(_corrected(pairs, seeds, classes, answers), tuple(remarks))

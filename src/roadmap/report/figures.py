@@ -32,6 +32,8 @@ ENDINGS = ("png", "pdf")
 SIDE = 160  # pixels of a picture, at most
 ROWS = 6  # queries of a figure
 TILE, GAP, STRIP = 0.62, 0.06, 0.16  # inches: a picture, what is between two, a line of words
+ASIDE = 1.35 * (TILE + GAP)  # inches, that a query and its name have
+LETTERS = 6  # points
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def retrieval_figure(questions: Sequence[Question], nearest: int, theme: Theme) 
     models = len(questions[0].answers)
     named = models > 1
     across = 2 if nearest <= 4 and len(questions) > 1 else 1
-    block = (nearest + 1.35) * (TILE + GAP) + (0.3 if across == 2 else 0.0)
+    block = nearest * (TILE + GAP) + ASIDE + (0.3 if across == 2 else 0.0)
     high = models * (TILE + GAP + STRIP) + (0.14 if named else 0.1)
     lines = -(-len(questions) // across)
     width, height = across * block + 0.15 - 0.3 * (across - 1), lines * high + 0.1
@@ -129,17 +131,17 @@ def _draw_question(axes: Any, one: Question, nearest: int, left: float, top: flo
     axes.text(
         left,
         (middle if named else top) + TILE + 0.12,
-        _short(one.class_name, 22),
+        _fitting(one.class_name, ASIDE - 0.04),
         color=theme.ink,
-        fontsize=6,
+        fontsize=LETTERS,
         va="center",
     )
-    start = left + 1.35 * (TILE + GAP)
+    start = left + ASIDE
     for row, answers in enumerate(one.answers):
         at = top + row * line + (STRIP if named else 0.0)
         if named:
             words = f"{_short(answers.model, 40)}, AP@R {100 * answers.average_precision:.1f}"
-            axes.text(start, at - 0.08, words, color=theme.ink, fontsize=6, va="center")
+            axes.text(start, at - 0.08, words, color=theme.ink, fontsize=LETTERS, va="center")
         for place, item in enumerate(answers.items[:nearest]):
             colour, style = (theme.right, "-") if item.right else (theme.wrong, (0, (2.2, 1.2)))
             _draw_picture(axes, item.pixels, start + place * (TILE + GAP), at, colour, style)
@@ -155,6 +157,16 @@ def _draw_picture(axes: Any, pixels: Pixels, left: float, top: float, colour: st
     axes.add_patch(
         Rectangle((left, top), TILE, TILE, fill=False, edgecolor=colour, linewidth=1.8, linestyle=style, zorder=2)
     )
+
+
+def _fitting(text: str, inches: float) -> str:
+    """As much of a text as is no wider than that: beyond are the answers."""
+    from matplotlib.textpath import TextPath
+
+    most = len(text)
+    while most > 1 and TextPath((0, 0), _short(text, most), size=LETTERS).get_extents().width / 72 > inches:
+        most -= 1
+    return _short(text, most)
 
 
 def _short(text: str, most: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,8 +108,7 @@ def _material(run: Run, name: str, test: str) -> Material:
             f"{run.folder} has no evaluation of {test!r}, it has {', '.join(there)}; a report is about one test set "
             "that all its runs have: write one for each, or choose a test set that is in all"
         )
-    path = run.folder / "environment.json"
-    environment = json.loads(path.read_text()) if path.is_file() else {}
+    environment = run.read_json("environment.json")
     evaluation = Evaluation.load(run.evaluation_file(test))
     return Material(name, run, run.settings(), run.summary(), test, evaluation, list(run.history()), environment)
 

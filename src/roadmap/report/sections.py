@@ -146,7 +146,7 @@ def ranks(runs: Sequence[Material]) -> str:
     rows = [[escape(line.name), *(f"{line.ys[k - 1]:.2f}" for k in named)] for line in lines]
     about = "No query can find more of its class than there are, so the best possible falls where classes are small."
     chart = card("Mean precision among the first k answers", line_chart(lines, "k", "precision, %", floor=0.0), about)
-    numbers = card("The same in numbers, %", table(["", *(f"k = {k}" for k in named)], rows))
+    numbers = card("The same in numbers, %", table(["k", *map(str, named)], rows))
     return f'<div class="grid two">\n{chart}{numbers}</div>\n'
 
 

@@ -185,8 +185,19 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """What `write_json("summary.json", ...)` wrote; empty while the run is not finished."""
-        path = self.folder / "summary.json"
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return self.read_json("summary.json")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file that `write_json` wrote; empty where there is none.
+
+        Raises:
+            ValueError: it is damaged, as where a folder was copied in part.
+        """
+        path = self.folder / name
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error}. Was the folder copied whole?") from error
 
     def close(self) -> None:
         # every line was written when it was logged, or its error was raised then: a full disk is not told twice
