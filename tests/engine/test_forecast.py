@@ -61,6 +61,16 @@ def test_the_disk_is_reckoned(tmp_path: Path) -> None:
     assert plan(settings).disk == unpacked  # the pack is there now
 
 
+def test_pictures_that_choose_the_epoch_are_not_counted_among_those_of_the_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny(write_classes(tmp_path / "own", range(24)), tmp_path / "run", epochs=1)
+    line = next(line for line in plan(settings).lines() if line.startswith("pictures"))
+    assert line.endswith("train 108 of 18 classes, validation 18 of 3 classes, test 18 of 3 classes")
+    fit(settings)
+    assert line in capsys.readouterr().out.splitlines()  # as the run says it
+
+
 @pytest.mark.parametrize("fault", ["data.root", "select.metric"])
 def test_what_cannot_run_is_refused(fault: str, tmp_path: Path) -> None:
     root = tmp_path / ("nowhere" if fault == "data.root" else "own")

@@ -6,17 +6,16 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from roadmap.config.settings import Settings
-from roadmap.data import Records, fresh_pack
+from roadmap.data import fresh_pack
 from roadmap.data.pictures.compression import SMALLER
 from roadmap.engine.auto import WARNING, median_side, resolve
 from roadmap.engine.auxiliary import check_auxiliary
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.results import duration, processes_words
-from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
+from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, searched, size_words, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
 from roadmap.models.network import untrained_retriever
@@ -96,9 +95,9 @@ def plan(settings: Settings) -> Plan:
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
     sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
     model = untrained_retriever(settings.model, settings.data.image)
-    tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": test for test in splits.tests}
+    tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": searched(test) for test in splits.tests}
     named = {"train": splits.train, "validation": splits.val, **tests}
-    pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
+    pictures = {name: size_words(part) for name, part in named.items() if part is not None}
     disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
     for part in {(part.name, part.root): part for part in (records, *splits.tests)}.values():
         compressed = settings.data.pack == "compressed"
@@ -131,12 +130,6 @@ def _rate(model: Retriever, settings: Settings) -> float:
             torch.cuda.synchronize()
         taken = time.perf_counter() - began
     return count / taken
-
-
-def _size_of(records: Records) -> str:
-    seen = records if records.splits is None else records.select(records.splits != "train")
-    part = seen if len(seen) else records
-    return f"{len(part):,} of {len(np.unique(part.labels)):,} classes"
 
 
 def _count(number: int, what: str) -> str:

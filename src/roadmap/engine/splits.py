@@ -117,6 +117,17 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
     return Splits(records, train, val, tests, (*records.notes, *notes), val_given)
 
 
+def searched(records: Records) -> Records:
+    """The pictures of a test set that are searched: the gallery, or the test pictures where they search one another."""
+    queries, gallery = records.evaluation()
+    return queries if gallery is None else gallery
+
+
+def size_words(records: Records) -> str:
+    """How many pictures, of how many classes."""
+    return f"{len(records):,} of {len(np.unique(records.labels)):,} classes"
+
+
 def _useful(records: Records) -> tuple[NDArray[np.bool_], int]:
     """(N,) which pictures are not lost on training, being unlabelled or alone in their class; how many are alone."""
     alone = records.split("train").singletons()
