@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections import Counter
 from pathlib import Path
 
@@ -68,3 +70,13 @@ def test_frames_are_of_the_right_colours(trained: dict[str, Path], nearest: int)
     assert all(0 <= f.get_x() <= width - 0.6 and 0 <= f.get_y() <= height - 0.6 for f in frames)  # nothing is cut off
     boxes = [(round(f.get_x(), 3), round(f.get_y(), 3)) for f in frames]
     assert len(set(boxes)) == len(boxes)
+
+
+@pytest.mark.parametrize("name", ["cr\udce8me", r"US$ 5 and $\foo$"])
+def test_a_class_of_any_name_is_drawn(trained: dict[str, Path], name: str) -> None:
+    run = materials([trained["smoothap"]])[0]
+    complete(run, embed=False)
+    sides = sides_of(run)
+    assert sides is not None
+    one = dataclasses.replace(question({run.name: run.evaluation}, *sides, 0, 4), class_name=name)
+    retrieval_figure([one], 4, THEMES[""]).savefig(io.BytesIO())
