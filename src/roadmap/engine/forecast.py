@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,12 +14,14 @@ from roadmap.data import fresh_pack
 from roadmap.data.pictures.compression import SMALLER
 from roadmap.engine.auto import WARNING, median_side, resolve
 from roadmap.engine.auxiliary import check_auxiliary
+from roadmap.engine.job import check_dims, check_judging
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.results import duration, processes_words
-from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, searched, size_words, splits_of
+from roadmap.engine.splits import division_of, records_of, sampler_of, searched, size_words, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
 from roadmap.models.network import untrained_retriever
+from roadmap.models.weight_files import check_there
 from roadmap.ranks import Ranks
 
 TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
@@ -91,10 +94,13 @@ def plan(settings: Settings) -> Plan:
     settings, reasons = resolve(settings, records, fetch=False)
     check_auxiliary(settings, None)
     splits = splits_of(records, settings.data, settings.select)
-    check_metric(settings.select, splits)
+    check_judging(settings, splits)
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
     sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
+    if settings.model.weights not in ("random", "hub"):
+        check_there(Path(settings.model.weights).expanduser())
     model = untrained_retriever(settings.model, settings.data.image)
+    check_dims(settings, model)
     tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": searched(test) for test in splits.tests}
     named = {"train": splits.train, "validation": splits.val, **tests}
     pictures = {name: size_words(part) for name, part in named.items() if part is not None}
