@@ -210,11 +210,17 @@ def sampler_of(train: Records, data: DataSettings, seed: int, ranks: Ranks = ALO
             raise ValueError(f"{train.name} has no categories; use data.sampler=m_per_class")
         each, rest = divmod(data.batch_size, 2 * data.per_class)
         if rest:
-            raise ValueError(
+            raise SettingError(
+                "data.batch_size",
                 f"data.batch_size={data.batch_size} must be a multiple of 2 x data.per_class ({2 * data.per_class}): "
-                "half a batch comes from each of two categories"
+                "half a batch comes from each of two categories",
             )
         return CategoryPairs(train.labels, train.categories, each, data.per_class, data.batches_per_pair, seed, **apart)
+    if data.batch_size % data.per_class:
+        raise SettingError(
+            "data.batch_size",
+            f"data.batch_size={data.batch_size} must be a multiple of data.per_class ({data.per_class})",
+        )
     return MPerClass(train.labels, data.batch_size, data.per_class, data.batches, seed, **apart)
 
 
