@@ -33,3 +33,13 @@ def did_you_mean_setting(key: str, known: Iterable[str]) -> str:
 def breakable(name: str) -> str:
     """A name as HTML, whole; where it is long it may be broken after a separator."""
     return re.sub(r"([/_.,-]|&amp;)(?=.)", r"\1<wbr>", escape(name))
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is text: that of a file may hold any bytes, and those that are not UTF-8 are no letters."""
+    return printable(name) == name
+
+
+def printable(name: str) -> str:
+    """A name as text, bytes that are not UTF-8 written out."""
+    return name.encode("utf-8", "backslashreplace").decode()

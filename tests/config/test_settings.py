@@ -55,6 +55,8 @@ def test_what_is_not_named_has_its_default() -> None:
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"checkpoint_minutes": -1}, "checkpoint_minutes must be at least 0, got -1"),
+        ({"run": ""}, "run must name a folder or be left out, got ''"),  # run=$UNSET was the folder one is in
+        ({"out": " "}, "out must name a folder or be left out, got ' '"),
     ],
 )
 def test_what_is_refused(values: dict[str, Any], message: str) -> None:
@@ -69,6 +71,7 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
         (DataSettings, {"pack": "maybe"}, "data.pack must be one of auto, yes, no, compressed, got 'maybe'"),
         (DataSettings, {"sampler": "m_per_clas"}, "got 'm_per_clas', did you mean 'm_per_class'?"),
         (DataSettings, {"on_error": "stop"}, "data.on_error must be one of raise, skip, got 'stop'"),
+        (DataSettings, {"root": ""}, "data.root must name a folder or be left out, got ''"),
         (DataSettings, {"image": 0}, "data.image must be at least 1, got 0"),
         (DataSettings, {"batch_size": -4}, "data.batch_size must be at least 1, got -4"),
         (DataSettings, {"batches": 0}, "data.batches must be at least 1, got 0"),

@@ -18,7 +18,7 @@ def test_counts_are_compared_with_the_published_ones(tmp_path):
     assert not report.usable
     assert report.wrong_counts == (
         "train: 4 pictures, 2 classes, published 5,864 pictures, 100 classes",
-        "test: 2 pictures, 1 classes, published 5,924 pictures, 100 classes",
+        "test: 2 pictures, 1 class, published 5,924 pictures, 100 classes",
     )
     assert report.lines()[-1] == "cub is NOT USABLE (every file decoded)"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -61,14 +62,44 @@ def test_the_disk_is_reckoned(tmp_path: Path) -> None:
     assert plan(settings).disk == unpacked  # the pack is there now
 
 
-@pytest.mark.parametrize("fault", ["data.root", "select.metric"])
-def test_what_cannot_run_is_refused(fault: str, tmp_path: Path) -> None:
-    root = tmp_path / ("nowhere" if fault == "data.root" else "own")
-    if fault == "select.metric":
-        write_classes(root, range(8))
-    changes = {"select__metric": "mAP@Q"} if fault == "select.metric" else {}
-    with pytest.raises((ValueError, OSError), match="nowhere|mAP@Q"):
-        plan(tiny(root, tmp_path / "run", **changes))
+def test_pictures_that_choose_the_epoch_are_not_counted_among_those_of_the_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny(write_classes(tmp_path / "own", range(24)), tmp_path / "run", epochs=1)
+    line = next(line for line in plan(settings).lines() if line.startswith("pictures"))
+    assert line.endswith("train 108 of 18 classes, validation 18 of 3 classes, test 18 of 3 classes")
+    fit(settings)
+    assert line in capsys.readouterr().out.splitlines()  # as the run says it
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data__root": "nowhere"}, "nowhere"),
+        ({"select__metric": "mAP@Q"}, "mAP@Q"),
+        ({"dims": [8, 999]}, "dims=999: the model has"),
+        ({"loss": {"name": "hierarchical_ap"}}, "compares by a tree of labels"),
+        ({"model__weights": "nowhere.pth"}, "nowhere.pth; there is no such file"),
+    ],
+)
+def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    settings = tiny(write_classes(tmp_path / "own", range(8)), tmp_path / "run", **changes)
+    for begin in (plan, fit):
+        with pytest.raises((ValueError, OSError), match=words):
+            begin(settings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dims": [8], "select__metric": "8-d mAP@R"},
+        {"loss": {"name": "hierarchical_ap"}, "select__metric": "H-AP"},
+    ],
+)
+def test_an_epoch_may_be_chosen_by_all_that_the_run_measures(changes: dict[str, Any], tmp_path: Path) -> None:
+    write_classes(tmp_path / "own" / "few", range(8))
+    write_classes(tmp_path / "own" / "more", range(8, 16))
+    assert plan(tiny(tmp_path / "own", tmp_path / "run", **changes)).steps == 8
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_samplers() -> None:
     assert sampler_of(train, dataclasses.replace(data, batches=7), 0).batches == 7
     one, other = (sampler_of(train, data, seed).epoch_batches(0).tolist() for seed in (0, 1))
     assert one != other
-    with pytest.raises(ValueError, match="batch_size must be a multiple of per_class, got 9 and 2"):
+    with pytest.raises(ValueError, match=r"data.batch_size=9 must be a multiple of data.per_class \(2\)"):
         sampler_of(train, dataclasses.replace(data, batch_size=9), 0)
     with pytest.raises(
         ValueError, match="needs 9 classes, there are 8; use a smaller batch or more pictures per class"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections import Counter
 from pathlib import Path
 
@@ -86,3 +87,13 @@ def test_a_long_class_name_ends_before_the_answers(trained: dict[str, Path]) -> 
     box = name.get_window_extent(FigureCanvasAgg(figure).get_renderer())
     assert axes.transData.inverted().transform(box)[1][0] < answers
     assert len(name.get_text()) > 10
+
+
+@pytest.mark.parametrize("name", ["cr\udce8me", r"US$ 5 and $\foo$"])
+def test_a_class_of_any_name_is_drawn(trained: dict[str, Path], name: str) -> None:
+    run = materials([trained["smoothap"]])[0]
+    complete(run, embed=False)
+    sides = sides_of(run)
+    assert sides is not None
+    one = dataclasses.replace(question({run.name: run.evaluation}, *sides, 0, 4), class_name=name)
+    retrieval_figure([one], 4, THEMES[""]).savefig(io.BytesIO())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -385,6 +386,15 @@ def test_names_and_files_are_shown_whole(tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("deep/below/a picture &amp; more 3.png") > 1
     assert "ellipsis" not in text
+
+
+def test_names_that_are_no_utf_8_are_shown_with_their_bytes_written_out(tmp_path: Path) -> None:
+    paths = tuple(os.fsdecode(b"caf\xe9 %d.png" % i) for i in range(9))
+    of = Records("toys", Path(), paths, np.repeat(np.arange(3), 3), (os.fsdecode(b"cr\xe8me"), "b", "c"))
+    written(tmp_path, Shop({"m": embeddings(of, 0, 1.0)}, of))
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert r"caf\udce9 3.png" in text
+    assert r"cr\udce8me" in text
 
 
 def test_the_order_is_that_of_the_evaluation(tmp_path: Path) -> None:

@@ -102,6 +102,19 @@ def test_links_and_paths_that_leave_the_folder_are_left_out(root: Path, encoder:
     assert pictures_of(root / "P/t.csv").ids == ("owl/0.png",)
 
 
+def test_pictures_under_names_that_are_no_utf_8_are_left_out_and_named(root: Path, encoder: Encoder) -> None:
+    strange = os.fsdecode(b"caf\xe9.png")
+    try:
+        write_picture(root / "P" / "owl" / strange, 40, 7)
+    except OSError:
+        pytest.skip("this disk knows no such names")
+    done = index_pictures(encoder, root / "P", root / "I", engine="exact")
+    assert done.notes == (
+        r"1 picture is left out, which lies under a name that is not UTF-8 (rename it): owl/caf\udce9.png",
+    )
+    assert (done.facts["vectors"], dict(done.skipped)) == (12, {})
+
+
 def test_pictures_without_folders_of_classes(root: Path) -> None:
     write_picture(root / "P/alone.png", 9, 9)
     found = pictures_of(root / "P")

@@ -57,7 +57,7 @@ class DataSettings:
     """
 
     name: str = "glyphs"
-    root: Optional[str] = None  # noqa: UP045 - read at run time by the command line's configuration, on Python 3.10 too
+    root: Optional[str] = setting(None, limits.NAMED)  # noqa: UP045 - read at run time by the command line's configuration, on Python 3.10 too
     test_sets: dict[str, str] = field(default_factory=dict)
     image: int = setting(AUTO, limits.AT_LEAST_1)
     resize: int = setting(AUTO, limits.AT_LEAST_1)
@@ -284,8 +284,8 @@ class Settings:
     epochs: int = setting(AUTO, limits.AT_LEAST_1)
     seed: int = setting(0, limits.AT_LEAST_0)
     checkpoint_minutes: float = setting(1.0, limits.AT_LEAST_0)
-    out: str = "runs"
-    run: Optional[str] = None  # noqa: UP045
+    out: str = setting("runs", limits.NAMED)
+    run: Optional[str] = setting(None, limits.NAMED)  # noqa: UP045
     recipe: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ Limit = tuple[Callable[[Any], bool], str]  # whether a value is allowed, and wha
 AT_LEAST_1: Limit = (lambda v: v >= 1, "be at least 1")
 AT_LEAST_0: Limit = (lambda v: v >= 0, "be at least 0")
 ABOVE_0: Limit = (lambda v: v > 0, "be above 0")
+NAMED: Limit = (lambda v: v.strip() != "", "name a folder or be left out")
 BELOW_1: Limit = (lambda v: 0 <= v < 1, "be at least 0 and below 1")
 SHARE: Limit = (lambda v: 0 <= v <= 1, "lie in 0..1")
 INSIDE: Limit = (lambda v: 0 < v < 1, "lie strictly between 0 and 1")
@@ -85,7 +86,7 @@ def check(part: Any, where: str) -> None:
                 near = did_you_mean(value, limit).removesuffix(".")
                 raise SettingError(key, f"{key} must be one of {', '.join(limit)}, got {value!r}{near}")
         elif limit and not limit[0](value):
-            raise SettingError(key, f"{key} must {limit[1]}, got {value}")
+            raise SettingError(key, f"{key} must {limit[1]}, got {repr(value) if isinstance(value, str) else value}")
 
 
 def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:

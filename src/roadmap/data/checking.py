@@ -76,7 +76,9 @@ class Report:
 
 
 def _words(count: tuple[int, int]) -> str:
-    return f"{count[0]:,} pictures" + (f", {count[1]:,} classes" if count[1] else "")
+    pictures, classes = count
+    said = "1 picture" if pictures == 1 else f"{pictures:,} pictures"
+    return said + ("" if not classes else ", 1 class" if classes == 1 else f", {classes:,} classes")
 
 
 def _bullets(title: str, items: list[str]) -> list[str]:

@@ -9,11 +9,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 
 from roadmap.config.settings import Settings
-from roadmap.data import Records
 from roadmap.engine.auto import WARNING
 from roadmap.engine.results import (
     Results,
@@ -25,7 +23,7 @@ from roadmap.engine.results import (
     shown_metrics,
     start_word,
 )
-from roadmap.engine.splits import Splits
+from roadmap.engine.splits import Splits, searched, size_words
 from roadmap.progress import Bar, bar
 from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
@@ -62,9 +60,9 @@ class Display:
         for warning in (reason for reason in reasons if reason.startswith(WARNING)):
             say(f"{warning}\n")
         say(f"run        {folder}")
-        say(f"pictures   {data.name}: train {_count(splits.train)}", end="")
-        say("" if splits.val is None else f", validation {_count(splits.val)}", end="")
-        say("".join(f", test {_count(_searched(test))}" for test in splits.tests))
+        say(f"pictures   {data.name}: train {size_words(splits.train)}", end="")
+        say("" if splits.val is None else f", validation {size_words(splits.val)}", end="")
+        say("".join(f", test {size_words(searched(test))}" for test in splits.tests))
         source = f"weights {settings.model.weights}"
         say(f"model      {settings.model.name}, {model.dim} dimensions, {weights:.1f} M parameters, {source}")
         say(f"loss       {_loss_words(settings.loss)}")
@@ -140,15 +138,6 @@ def _next(run: Run, settings: Settings, results: Results) -> str:
     tests = list(settings.data.test_sets.items())[:1]
     where = "".join(f" --data {name} --root {quote(root)}" for name, root in tests)
     return f"roadmap evaluate {folder}{where} --page retrievals.html"
-
-
-def _searched(records: Records) -> Records:
-    queries, gallery = records.evaluation()
-    return queries if gallery is None else gallery
-
-
-def _count(records: Records) -> str:
-    return f"{len(records):,} of {len(np.unique(records.labels)):,} classes"
 
 
 def _loss_words(loss: Mapping[str, Any]) -> str:

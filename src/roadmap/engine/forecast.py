@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
 
 from roadmap.config.settings import Settings
-from roadmap.data import Records, fresh_pack
+from roadmap.data import fresh_pack
 from roadmap.data.pictures.compression import SMALLER
 from roadmap.engine.auto import WARNING, median_side, resolve
 from roadmap.engine.auxiliary import check_auxiliary
+from roadmap.engine.job import check_dims, check_judging
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.results import duration, processes_words
-from roadmap.engine.splits import check_metric, division_of, records_of, sampler_of, splits_of
+from roadmap.engine.splits import division_of, records_of, sampler_of, searched, size_words, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
 from roadmap.models.network import untrained_retriever
+from roadmap.models.weight_files import check_there
 from roadmap.ranks import Ranks
 
 TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
@@ -92,13 +94,16 @@ def plan(settings: Settings) -> Plan:
     settings, reasons = resolve(settings, records, fetch=False)
     check_auxiliary(settings, None)
     splits = splits_of(records, settings.data, settings.select)
-    check_metric(settings.select, splits)
+    check_judging(settings, splits)
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
     sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
+    if settings.model.weights not in ("random", "hub"):
+        check_there(Path(settings.model.weights).expanduser())
     model = untrained_retriever(settings.model, settings.data.image)
-    tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": test for test in splits.tests}
+    check_dims(settings, model)
+    tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": searched(test) for test in splits.tests}
     named = {"train": splits.train, "validation": splits.val, **tests}
-    pictures = {name: _size_of(part) for name, part in named.items() if part is not None}
+    pictures = {name: size_words(part) for name, part in named.items() if part is not None}
     disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
     for part in {(part.name, part.root): part for part in (records, *splits.tests)}.values():
         compressed = settings.data.pack == "compressed"
@@ -131,12 +136,6 @@ def _rate(model: Retriever, settings: Settings) -> float:
             torch.cuda.synchronize()
         taken = time.perf_counter() - began
     return count / taken
-
-
-def _size_of(records: Records) -> str:
-    seen = records if records.splits is None else records.select(records.splits != "train")
-    part = seen if len(seen) else records
-    return f"{len(part):,} of {len(np.unique(part.labels)):,} classes"
 
 
 def _count(number: int, what: str) -> str:

@@ -15,21 +15,21 @@ from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.arithmetic import Arithmetic
 from roadmap.engine.auxiliary import Auxiliary, Constructor, auxiliary_of
 from roadmap.engine.average import WeightAverage
-from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of
+from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of, tree_of
 from roadmap.engine.compiling import Compiling, compiling_of, runnable_model
 from roadmap.engine.display import Display
 from roadmap.engine.optimiser import optimiser, schedule
 from roadmap.engine.passes import chunk_note, passes_of
 from roadmap.engine.pictures import Pictures
 from roadmap.engine.saving import load_values
-from roadmap.engine.splits import Roster, Splits
+from roadmap.engine.splits import Roster, Splits, check_metric
 from roadmap.engine.state import Stateful, TrainState
 from roadmap.engine.step import Parts
 from roadmap.engine.stopping import Signals
 from roadmap.evaluation import Evaluation
 from roadmap.hardware import in_layout
 from roadmap.losses import Matryoshka
-from roadmap.losses.named import named_loss, required_options
+from roadmap.losses.named import constructor, named_loss, required_options
 from roadmap.models import Retriever, save_checkpoint
 from roadmap.models.batch_norm import share_statistics
 from roadmap.ranks import ALONE, Ranks
@@ -207,6 +207,14 @@ def _check_chunks(settings: Settings, model: nn.Module) -> None:
 def _holding(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
     """Those that hold something: weights, boundaries, clusters."""
     return {name: module for name, module in modules.items() if module is not None and module.state_dict()}
+
+
+def check_judging(settings: Settings, splits: Splits) -> None:
+    """A loss that compares by a tree has one, and what chooses the epoch is measured."""
+    by_paths = bool(getattr(constructor(settings.loss["name"]), "takes_paths", False))
+    if by_paths:
+        tree_of(splits.train, settings.loss["name"])  # or says that there is none
+    check_metric(settings.select, splits, levels=by_paths, dims=settings.dims)
 
 
 def check_dims(settings: Settings, model: Retriever) -> None:

@@ -117,6 +117,17 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
     return Splits(records, train, val, tests, (*records.notes, *notes), val_given)
 
 
+def searched(records: Records) -> Records:
+    """The pictures of a test set that are searched: the gallery, or the test pictures where they search one another."""
+    queries, gallery = records.evaluation()
+    return queries if gallery is None else gallery
+
+
+def size_words(records: Records) -> str:
+    """How many pictures, of how many classes."""
+    return f"{len(records):,} of {len(np.unique(records.labels)):,} classes"
+
+
 def _useful(records: Records) -> tuple[NDArray[np.bool_], int]:
     """(N,) which pictures are not lost on training, being unlabelled or alone in their class; how many are alone."""
     alone = records.split("train").singletons()
@@ -199,11 +210,17 @@ def sampler_of(train: Records, data: DataSettings, seed: int, ranks: Ranks = ALO
             raise ValueError(f"{train.name} has no categories; use data.sampler=m_per_class")
         each, rest = divmod(data.batch_size, 2 * data.per_class)
         if rest:
-            raise ValueError(
+            raise SettingError(
+                "data.batch_size",
                 f"data.batch_size={data.batch_size} must be a multiple of 2 x data.per_class ({2 * data.per_class}): "
-                "half a batch comes from each of two categories"
+                "half a batch comes from each of two categories",
             )
         return CategoryPairs(train.labels, train.categories, each, data.per_class, data.batches_per_pair, seed, **apart)
+    if data.batch_size % data.per_class:
+        raise SettingError(
+            "data.batch_size",
+            f"data.batch_size={data.batch_size} must be a multiple of data.per_class ({data.per_class})",
+        )
     return MPerClass(train.labels, data.batch_size, data.per_class, data.batches, seed, **apart)
 
 

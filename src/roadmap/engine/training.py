@@ -17,20 +17,18 @@ from roadmap.engine.ahead import importing, imports_of, pack_ahead
 from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.auto import resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
-from roadmap.engine.comparing import tree_of
 from roadmap.engine.display import Display
 from roadmap.engine.faults import explain_damage, explain_failures
-from roadmap.engine.job import Job, check_dims, job_of
+from roadmap.engine.job import Job, check_dims, check_judging, job_of
 from roadmap.engine.joining import Place, hardware_at, place_here, ranks_at
 from roadmap.engine.launching import launch
 from roadmap.engine.loop import train
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.results import Results
 from roadmap.engine.retrievals import show_retrievals
-from roadmap.engine.splits import Roster, Splits, check_metric, division_of, records_of, sampler_of, splits_of
+from roadmap.engine.splits import Roster, Splits, division_of, records_of, sampler_of, splits_of
 from roadmap.engine.stopping import Signals
 from roadmap.engine.watch import NonFiniteError
-from roadmap.losses.named import constructor
 from roadmap.models import retriever
 from roadmap.ranks import Ranks
 from roadmap.runs import Run
@@ -79,10 +77,7 @@ def _new_job(
     if auxiliary is not None:  # for the record
         settings = dataclasses.replace(settings, auxiliary={"name": name_of(auxiliary)})
     splits = splits_of(records, settings.data, settings.select)
-    by_paths = bool(getattr(constructor(settings.loss["name"]), "takes_paths", False))
-    if by_paths:
-        tree_of(splits.train, settings.loss["name"])  # or says that there is none
-    check_metric(settings.select, splits, levels=by_paths, dims=settings.dims)
+    check_judging(settings, splits)
     _check_pictures(splits, ranks)
     # batches that cannot be made leave no folder behind
     sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)

@@ -35,16 +35,21 @@ class WeightsError(SettingError):
         self.address, self.reason = address, reason or message
 
 
-def tensors_in(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors, .pth, .pt or .bin file by name, in float32; unwrapped, without prefixes.
-
-    A file with a "backbone." gives that and leaves the rest, which is somebody's head; so does a checkpoint of ours.
-    """
+def check_there(path: Path) -> None:
+    """The file of weights exists."""
     if not path.is_file():
         raise WeightsError(
             f'model.weights must be "random", "hub" or an existing file, got {path}; '
             f"there is no such file{'' if path.parent.is_dir() else f', nor the folder {path.parent}'}"
         )
+
+
+def tensors_in(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, .pth, .pt or .bin file by name, in float32; unwrapped, without prefixes.
+
+    A file with a "backbone." gives that and leaves the rest, which is somebody's head; so does a checkpoint of ours.
+    """
+    check_there(path)
     if path.suffix == ".safetensors":
         content = _safetensors(path)
     elif path.suffix in PICKLES:

@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from roadmap.atomic import whole_file
 from roadmap.data.pictures.images import Pixels
 from roadmap.evaluation import Evaluation
+from roadmap.names import printable
 from roadmap.report.choices import corrected_rows, random_rows
 from roadmap.report.material import Material, sides_of
 from roadmap.report.retrievals import Side, question
@@ -171,5 +172,5 @@ def _fitting(text: str, inches: float) -> str:
 
 def _short(text: str, most: int) -> str:
     """Text as it stands; matplotlib would read formulas between dollars."""
-    cut = text if len(text) <= most else f"{text[: most - 1]}…"
+    cut = printable(text if len(text) <= most else f"{text[: most - 1]}…")
     return cut.replace("$", r"\$")

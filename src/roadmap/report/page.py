@@ -11,6 +11,7 @@ from pathlib import Path
 
 from roadmap.atomic import whole_file
 from roadmap.evaluation import Evaluation
+from roadmap.names import printable
 from roadmap.report import sections, sections_about
 from roadmap.report.choices import Choice, choices
 from roadmap.report.completing import complete
@@ -63,7 +64,7 @@ def report(
     text = document(heading, found, queries)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with whole_file(Path(path)) as temporary:
-        Path(temporary).write_text(text, encoding="utf-8")
+        Path(temporary).write_text(printable(text), encoding="utf-8")
     if figures is not None:
         from roadmap.report.figures import write_figures
 

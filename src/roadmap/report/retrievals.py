@@ -18,6 +18,7 @@ from roadmap.data import UNLABELLED, Pack, Records, picture, picture_key
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.records import Floats, Ints
 from roadmap.evaluation import Evaluation
+from roadmap.names import printable
 from roadmap.report.retrievals_html import Answer, Answers, Question, document
 
 GROUPS = ("The best", "In between", "The worst")
@@ -122,7 +123,7 @@ def retrieval_page(
         metrics = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     text = document(title, _about(asked, searched, candidates, judge, groups), metrics, questions)
     with whole_file(Path(path)) as temporary:
-        Path(temporary).write_text(text, encoding="utf-8")
+        Path(temporary).write_text(printable(text), encoding="utf-8")
 
 
 def _check(evaluations: Mapping[str, Evaluation], judge: str, alone: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from roadmap.data import UNLABELLED, Records, picture_key
 from roadmap.data.datasets.folders import picture_records
 from roadmap.data.datasets.tables import EDGES, table_columns, table_records
+from roadmap.names import is_text, printable
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 TAKEN = {"path", "label", "category", "split", "box", *EDGES}  # columns of a table that the reader understands itself
@@ -67,13 +68,13 @@ def pictures_of(where: str | Path, table: str | Path | None = None) -> Pictures:
     else:
         records = picture_records(where)
         more = {} if table is None else _joined(records, Path(table))
-    kept = _inside(records)
-    notes = records.notes
-    if len(kept) < len(records):
-        out = next(path for i, path in enumerate(records.paths) if i not in set(kept))
-        gone = len(records) - len(kept)
-        left = "1 picture is left out, which lies" if gone == 1 else f"{gone:,} pictures are left out, which lie"
-        notes += (f"{left} outside {records.root}: {out}",)
+    inside = _inside(records)
+    kept = [i for i in inside if is_text(records.paths[i])]
+    notes = (
+        *records.notes,
+        *_left_out(records, range(len(records)), inside, f"outside {records.root}"),
+        *_left_out(records, inside, kept, "under a name that is not UTF-8 (rename it)"),
+    )
     metadata = {**_known(records), **{name: values for name, values in more.items() if name not in TAKEN}}
     chosen = records.select(kept)
     metadata = {name: [values[i] for i in kept] for name, values in metadata.items()}
@@ -136,6 +137,15 @@ def _known(records: Records) -> dict[str, list[Any]]:
     if records.crop:
         found["path"] = list(records.paths)
     return found
+
+
+def _left_out(records: Records, before: Sequence[int], after: Sequence[int], where: str) -> tuple[str, ...]:
+    """A sentence about the pictures that are not among those `after`, if there are such; it names the first."""
+    out = sorted(set(before) - set(after))
+    if not out:
+        return ()
+    left = "1 picture is left out, which lies" if len(out) == 1 else f"{len(out):,} pictures are left out, which lie"
+    return (f"{left} {where}: {printable(records.paths[out[0]])}",)
 
 
 def _inside(records: Records) -> list[int]:

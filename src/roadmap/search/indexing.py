@@ -206,7 +206,8 @@ def _describe(index: Index, found: Pictures, names: Sequence[str], at_once: int 
         other = [i for i in range(len(slots)) if any(old[name][i] != wanted[name][i] for name in old)]
         if not other:
             continue
-        ids = [name for i, name in enumerate(slots) if i in set(other)]
+        there = list(slots)
+        ids = [there[i] for i in other]
         vectors = torch.from_numpy(index.vectors_of(ids))
         again = Embeddings(vectors, torch.zeros(len(ids), dtype=torch.int64), tuple(ids), ("",), index.manifest.about)
         index.add(again, {name: [values[i] for i in other] for name, values in wanted.items()}, replace=True)

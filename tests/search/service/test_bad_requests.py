@@ -87,7 +87,8 @@ def test_forms_that_cannot_be(world: World, name: str) -> None:
 BODIES: dict[str, tuple[str, int, str]] = {
     "no json": ("{", 422, "JSON decode error"),
     "nothing": ("", 422, "Field required"),
-    "a list": ("[]", 422, "valid dictionary"),
+    "a list": ("[]", 422, "the body of the request must be a JSON object"),
+    "no object": ('{"queries": [3]}', 422, "queries.0 must be a JSON object"),
     "nested": ("[" * 100_000, 400, "cannot be read"),
     "huge number": ('{"queries": [{"id": "x"}], "k": ' + "9" * 5000 + "}", 400, "cannot be read"),
     "no query": ('{"queries": []}', 422, "at least 1 item"),
@@ -141,6 +142,15 @@ def test_numbers_beyond_float32_are_told_without_a_warning(world: World, recwarn
     said = world.post("search", {"queries": [{"vector": [1e308] * 48}]})
     assert (said.status_code, "holds NaN or infinity" in said.json()["error"]) == (422, True)
     assert [str(warning.message) for warning in recwarn if "overflow" in str(warning.message)] == []
+
+
+def test_the_usual_slips_with_curl_are_told_in_words(world: World) -> None:
+    said = world.client.post(POST, content='{"queries": []}', headers={"content-type": "text/plain"})
+    words = "the body of the request must be a JSON object, with the header content-type: application/json"
+    assert (said.status_code, said.json()["error"]) == (422, words)
+    said = world.client.post(f"{POST}/pictures", data={"pictures": "query.jpg"})  # without its @
+    words = "pictures.0 must be a file, not text; with curl -F NAME=@FILE"
+    assert (said.status_code, said.json()["error"]) == (422, words)
 
 
 def test_paths_methods_and_types_that_are_not_there(world: World) -> None:

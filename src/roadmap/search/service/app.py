@@ -42,6 +42,10 @@ MOST_LABELS = 2_000  # that the page offers to filter by
 
 PARSING = "There was an error parsing the body"  # the framework's words
 UNREADABLE = "the body of the request cannot be read: it is not the JSON or the form that its header says it is"
+# where the framework's own words say nothing to a person
+NO_OBJECT = "must be a JSON object"
+NO_JSON = f"the body of the request {NO_OBJECT}, with the header content-type: application/json"
+NO_FILE = "must be a file, not text; with curl -F NAME=@FILE"
 
 general = APIRouter()
 
@@ -211,5 +215,10 @@ def _words(errors: Sequence[Any]) -> str:
     for one in errors[:5]:
         place = ".".join(str(part) for part in one["loc"] if part not in ("body", "query", "path"))
         detail = f" ({one['ctx']['error']})" if one["type"] == "json_invalid" else ""
-        said.append(f"{place}: {one['msg']}{detail}" if place else f"{one['msg']}{detail}")
+        if "UploadFile" in one["msg"]:
+            said.append(f"{place} {NO_FILE}")
+        elif one["type"] == "model_attributes_type":
+            said.append(f"{place} {NO_OBJECT}" if place else NO_JSON)
+        else:
+            said.append(f"{place}: {one['msg']}{detail}" if place else f"{one['msg']}{detail}")
     return "; ".join(said)
