@@ -183,6 +183,14 @@ def test_what_is_no_run(tmp_path: Path) -> None:
         Run.open(tmp_path).settings()
 
 
+def test_a_run_of_the_module_was_started_by_the_command_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/roadmap/__main__.py", "train"])
+    found = json.loads((Run.create(settings(tmp_path), NOON).folder / "environment.json").read_text())
+    assert found["command"] == ["roadmap", "train"]
+
+
 def test_the_environment_tells_what_matters_and_nothing_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name.replace("__main__.py", "roadmap"), *sys.argv[1:]],  # python -m roadmap
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": packages,

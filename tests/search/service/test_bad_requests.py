@@ -154,9 +154,12 @@ def test_the_usual_slips_with_curl_are_told_in_words(world: World) -> None:
 
 
 def test_paths_methods_and_types_that_are_not_there(world: World) -> None:
-    assert world.client.get("/nothing").json() == {"error": "Not Found"}
+    said = {"error": "there is nothing at this path; /api/openapi.json has all that can be asked"}
+    assert world.client.get("/nothing").json() == said
     assert world.client.get("/api/indexes/nobody/picture?id=1").json()["error"].startswith("there is no index 'nobody'")
-    assert world.client.get(POST).status_code == 405
+    said = world.client.get(POST)
+    assert said.status_code == 405
+    assert said.json() == {"error": "this path is not asked in this way, but with POST"}
     assert (
         world.client.post(f"{POST}/pictures", content=b"x", headers={"content-type": "text/plain"}).status_code == 422
     )

@@ -46,6 +46,8 @@ UNREADABLE = "the body of the request cannot be read: it is not the JSON or the 
 NO_OBJECT = "must be a JSON object"
 NO_JSON = f"the body of the request {NO_OBJECT}, with the header content-type: application/json"
 NO_FILE = "must be a file, not text; with curl -F NAME=@FILE"
+NOTHING = "there is nothing at this path; /api/openapi.json has all that can be asked"
+NOT_THIS_WAY = "this path is not asked in this way, but with {}"
 
 general = APIRouter()
 
@@ -181,7 +183,12 @@ def _add_errors(app: FastAPI) -> None:
 
     async def framework(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        said = UNREADABLE if error.status_code == 400 and error.detail == PARSING else str(error.detail)
+        own = {
+            (400, PARSING): UNREADABLE,
+            (404, "Not Found"): NOTHING,
+            (405, "Method Not Allowed"): NOT_THIS_WAY.format((error.headers or {}).get("Allow", "another method")),
+        }
+        said = own.get((error.status_code, error.detail), str(error.detail))
         return _problem(error.status_code, said, headers=error.headers)
 
     async def invalid(_: Request, error: Exception) -> Response:
