@@ -23,7 +23,7 @@ from PIL import Image
 from roadmap.data.pictures.images import Box, small_picture, upright
 from roadmap.data.pictures.packs import Pack
 from roadmap.data.pictures.processes import answers
-from roadmap.data.pictures.shards import Shard, Written, written_shard
+from roadmap.data.pictures.shards import Shard, WrittenShard, written_shard
 from roadmap.data.records import Records
 
 PER_CLASS = 8
@@ -98,7 +98,7 @@ def parts_of_packing(asked: tuple[Shard, str]) -> dict[str, float]:
     """
     shard, folder = asked
     taken: dict[str, float] = {}
-    written: list[Written | None] = []
+    written: list[WrittenShard | None] = []
 
     def timed(part: str, work: Callable[[], Any]) -> Any:
         began = time.thread_time()

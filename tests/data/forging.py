@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roadmap.data.pictures.contents import index_name, sealed
+from roadmap.data.pictures.contents import index_name, sealed_bytes
 
 
 def forged(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -18,7 +18,7 @@ def forged(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     about = json.loads((folder / "pack.json").read_text())
     change(about)
     del about["digest"]
-    (folder / "pack.json").write_bytes(sealed(about))
+    (folder / "pack.json").write_bytes(sealed_bytes(about))
 
 
 def forged_index(folder: Path, change: Callable[[NDArray[np.int64]], Any]) -> None:

@@ -27,7 +27,7 @@ from roadmap.data.pictures.contents import (
     SHARD_COLUMN,
     WIDTH,
     PackError,
-    described,
+    description_of,
 )
 from roadmap.data.pictures.images import MAX_PIXELS
 from roadmap.data.pictures.packing import pack, shard_length
@@ -440,7 +440,7 @@ def test_a_shard_whose_description_says_what_cannot_be_is_made_again(packs, tmp_
     folder = pack(records, SIDE, tmp_path / "pack", workers=0, progress=False).folder
     shard = sorted(folder.glob("pixels-*.json"))[1]
     before = shard.read_bytes()
-    about = described(shard)
+    about = description_of(shard)
     about["sizes"].pop()
     said = zlib.crc32(json.dumps([about["sizes"], {}]).encode(), zlib.crc32(shard.with_suffix(".u8").read_bytes()))
     shard.write_text(json.dumps(about | {"crc32": said}))

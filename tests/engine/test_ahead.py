@@ -37,8 +37,8 @@ def test_modules_are_imported_meanwhile_and_those_that_cannot_be_are_passed_over
     """A torchvision that does not fit torch raises RuntimeError, not ImportError: whoever needs it says so, once."""
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     code = (
-        "import sys; from roadmap.engine.ahead import importing; "
-        "thread = importing(['no_such_module', 'broken_module', 'timm']); "
+        "import sys; from roadmap.engine.ahead import import_thread; "
+        "thread = import_thread(['no_such_module', 'broken_module', 'timm']); "
         "thread.join(); print('timm' in sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import select
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -35,7 +35,7 @@ REPAIR = "Repair or remove it"
 SKIP = f"{REPAIR}, or use --on-error skip"
 
 
-def help_text(verb: Callable[..., None]) -> str:
+def help_text(verb: object) -> str:
     """The docstring of a verb as it is shown by --help: paragraphs in one line, which a terminal of any width breaks
     where it must; examples, which begin in the docstring with `roadmap` or a variable, below one another."""
     shown: list[str] = []
@@ -81,7 +81,7 @@ def tell_errors(stopped: str = "stopped", damaged: str = REPAIR) -> Iterator[Non
     except KeyboardInterrupt as stop:
         said, code = stopped, getattr(stop, "exit_code", INTERRUPTED)
     except EXPECTED as error:
-        if debugging() or is_reader_gone(error):
+        if is_debugging() or is_reader_gone(error):
             raise
         said, code = advice(error, damaged), FAILED
     # outside: the error would keep alive what it came from, such as processes that wait for more work
@@ -93,7 +93,7 @@ def tell_errors(stopped: str = "stopped", damaged: str = REPAIR) -> Iterator[Non
         raise typer.Exit(code)
 
 
-def debugging() -> bool:
+def is_debugging() -> bool:
     """Whether tracebacks are wanted; our own variable counts before Hydra's."""
     return os.environ.get("ROADMAP_DEBUG", os.environ.get("HYDRA_FULL_ERROR", "")) not in ("", "0")
 

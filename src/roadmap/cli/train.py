@@ -15,7 +15,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from roadmap.cli.telling import FAILED, INTERRUPTED, debugging, is_reader_gone, say_error, say_start
+from roadmap.cli.telling import FAILED, INTERRUPTED, is_debugging, is_reader_gone, say_error, say_start
 from roadmap.cli.train_help import print_help
 from roadmap.config.command import Command, command_of, key_of
 from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
@@ -48,7 +48,7 @@ def _train(arguments: Sequence[str]) -> int:
         typer.echo(f"\n{stop}" if str(stop) else "\nstopped")  # the engine says what is left, and how to go on
         return getattr(stop, "exit_code", INTERRUPTED)
     except EXPECTED as error:
-        if debugging() or is_reader_gone(error):
+        if is_debugging() or is_reader_gone(error):
             raise
         return _tell(error, code) if _is_to_tell(error) else code
     return DONE
@@ -141,7 +141,7 @@ def job(config: DictConfig) -> str:
 
             return str(fit_or_resume(settings))  # a launcher may put a job that was stopped back into its queue
         except EXPECTED as error:
-            if debugging():
+            if is_debugging():
                 raise
             if _is_to_tell(error):
                 _tell(f"{what}: {error}")

@@ -55,7 +55,7 @@ def vector_pack(
         on_error: a picture that cannot be decoded: "raise", or "skip".
         progress: show a bar; None: where a person watches and it takes long.
     """
-    return _joined([_vectors(encoder, _distinct(records), pack, on_error, progress) for records in parts])
+    return _joined_pack([_vectors(encoder, _distinct(records), pack, on_error, progress) for records in parts])
 
 
 def known_vectors(encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError) -> VectorPack | None:
@@ -63,11 +63,11 @@ def known_vectors(encoder: Encoder, records: Records, pack: Pack | None, on_erro
     if encoder.flip or not isinstance(encoder.model, Retriever) or not encoder.model.settings.freeze_backbone:
         return None
     pictures = _distinct(records)
-    known = _kept(encoder, pictures, _digest(encoder, pictures, pack), on_error)
-    return None if known is None else _joined([known])
+    known = _kept_vectors(encoder, pictures, _digest(encoder, pictures, pack), on_error)
+    return None if known is None else _joined_pack([known])
 
 
-def _joined(found: Sequence[Embeddings]) -> VectorPack:
+def _joined_pack(found: Sequence[Embeddings]) -> VectorPack:
     rows: dict[str, int] = {}
     failures: dict[str, str] = {}
     first = 0
@@ -88,7 +88,7 @@ def _distinct(records: Records) -> Records:
     return records if len(first) == len(records) else records.select(sorted(first.values()))
 
 
-def _kept(encoder: Encoder, records: Records, digest: str, on_error: OnError) -> Embeddings | None:
+def _kept_vectors(encoder: Encoder, records: Records, digest: str, on_error: OnError) -> Embeddings | None:
     """From their file; None for all processes where one of them does not see it, as on another machine."""
     assert isinstance(encoder.model, Retriever)
     keys = [picture_key(records, i) for i in range(len(records))]
@@ -101,10 +101,10 @@ def _vectors(
 ) -> Embeddings:
     """From their file, or computed and written there."""
     digest = _digest(encoder, records, pack)
-    known = _kept(encoder, records, digest, on_error)
+    known = _kept_vectors(encoder, records, digest, on_error)
     if known is not None:
         return known
-    found = _computed(encoder, records, pack, on_error, progress)
+    found = _computed_vectors(encoder, records, pack, on_error, progress)
     if encoder.ranks.first:
         keep_vectors(found, digest)
     return found
@@ -130,7 +130,7 @@ def _digest(encoder: Encoder, records: Records, pack: Pack | None) -> str:
     return weights_digest(weights, decided)
 
 
-def _computed(
+def _computed_vectors(
     encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError, progress: bool | None
 ) -> Embeddings:
     assert isinstance(encoder.model, Retriever)

@@ -27,9 +27,9 @@ def imports_of(settings: Settings, device: torch.device, steps: int) -> list[str
     return backbone + ([COMPILER] if not frozen and may_compile(settings.hardware, device, steps) else [])
 
 
-def importing(names: Sequence[str]) -> threading.Thread:
-    """Begins to import modules; to be joined before this process is forked. What cannot be imported, for whatever
-    reason, is told by whoever needs it."""
+def import_thread(names: Sequence[str]) -> threading.Thread:
+    """A thread that imports modules; join it before this process is forked. A module that cannot be imported, for
+    whatever reason, is an error only where it is needed."""
 
     def load() -> None:
         for name in names:

@@ -23,7 +23,7 @@ from roadmap.engine.results import (
     shown_metrics,
     start_word,
 )
-from roadmap.engine.splits import Splits, searched, size_words
+from roadmap.engine.splits import Splits, searched_pictures, size_words
 from roadmap.progress import Bar, bar
 from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
@@ -62,7 +62,7 @@ class Display:
         say(f"run        {folder}")
         say(f"pictures   {data.name}: train {size_words(splits.train)}", end="")
         say("" if splits.val is None else f", validation {size_words(splits.val)}", end="")
-        say("".join(f", test {size_words(searched(test))}" for test in splits.tests))
+        say("".join(f", test {size_words(searched_pictures(test))}" for test in splits.tests))
         source = f"weights {settings.model.weights}"
         say(f"model      {settings.model.name}, {model.dim} dimensions, {weights:.1f} M parameters, {source}")
         say(f"loss       {_loss_words(settings.loss)}")

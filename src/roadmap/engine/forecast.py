@@ -17,7 +17,7 @@ from roadmap.engine.auxiliary import check_auxiliary
 from roadmap.engine.job import check_dims, check_judging
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.results import duration, processes_words
-from roadmap.engine.splits import division_of, records_of, sampler_of, searched, size_words, splits_of
+from roadmap.engine.splits import division_of, records_of, sampler_of, searched_pictures, size_words, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
 from roadmap.models.network import untrained_retriever
@@ -101,7 +101,9 @@ def plan(settings: Settings) -> Plan:
         check_there(Path(settings.model.weights).expanduser())
     model = untrained_retriever(settings.model, settings.data.image)
     check_dims(settings, model)
-    tests = {"test" if len(splits.tests) == 1 else f"test {test.name}": searched(test) for test in splits.tests}
+    tests = {
+        "test" if len(splits.tests) == 1 else f"test {test.name}": searched_pictures(test) for test in splits.tests
+    }
     named = {"train": splits.train, "validation": splits.val, **tests}
     pictures = {name: size_words(part) for name, part in named.items() if part is not None}
     disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())

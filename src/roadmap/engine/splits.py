@@ -117,7 +117,7 @@ def splits_of(records: Records, data: DataSettings, select: SelectSettings) -> S
     return Splits(records, train, val, tests, (*records.notes, *notes), val_given)
 
 
-def searched(records: Records) -> Records:
+def searched_pictures(records: Records) -> Records:
     """The pictures of a test set that are searched: the gallery, or the test pictures where they search one another."""
     queries, gallery = records.evaluation()
     return queries if gallery is None else gallery

@@ -13,7 +13,7 @@ import torch
 
 from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
-from roadmap.engine.ahead import importing, imports_of, pack_ahead
+from roadmap.engine.ahead import import_thread, imports_of, pack_ahead
 from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.engine.auto import resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
@@ -83,7 +83,7 @@ def _new_job(
     sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
     arithmetic = arithmetic_of(settings.hardware, ranks, settings.model.freeze_backbone)
     torch.manual_seed(settings.seed)
-    imports = importing(imports_of(settings, arithmetic.device, settings.epochs * sampler.batches))
+    imports = import_thread(imports_of(settings, arithmetic.device, settings.epochs * sampler.batches))
     with explain_damage(settings):
         pack_ahead(settings, splits.everything, ranks, display.quiet)
     with ranks.turns():  # one fetches the weights

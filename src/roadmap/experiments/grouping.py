@@ -127,8 +127,8 @@ def _answers(one: Measurement) -> tuple[object, ...]:
     return told or tuple(sorted(one.metrics.items()))
 
 
-def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Outcome]]:
-    """What differs, in words -> seed -> run."""
+def runs_by_difference(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Outcome]]:
+    """The settings in which runs differ, in words -> seed -> run."""
     every = [_told(outcome.settings) for outcome in outcomes]
     names = list(dict.fromkeys(name for settings in every for name in settings))
     groups: dict[str, dict[int, Outcome]] = {}

@@ -80,7 +80,7 @@ def claims(
             a, b = (_by_seed(groups[r.key, extra], METRIC, r, epoch) for r in (first, second))
             if len(shared := sorted(a.keys() & b.keys())) > 1:
                 test = paired_t([a[seed] for seed in shared], [b[seed] for seed in shared])
-                found.append((first, second, extra, _published(second) - _published(first), test))
+                found.append((first, second, extra, _published_value(second) - _published_value(first), test))
     corrected = holm([test.p for *_, test in found])
     return [Claim(*one, p) for one, p in zip(found, corrected, strict=True)]
 
@@ -99,7 +99,7 @@ def _by_seed(runs: Iterable[Outcome], metric: str, one: Row, epoch: str) -> dict
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _published(one: Row) -> float:
+def _published_value(one: Row) -> float:
     return next((float(number.value) for number in one.numbers if number.metric == METRIC), math.nan)
 
 

@@ -81,7 +81,7 @@ class Means:
         folder = self.folder(row, seed)
         return _finished(folder) or folder.name in kept
 
-    def kept(self, rows: Iterable[Row], gap: bool) -> set[str]:
+    def kept_runs(self, rows: Iterable[Row], gap: bool) -> set[str]:
         """The runs that the results hold, with all that is asked of them; none where that does not spare them."""
         files = {self.results / f"{row.recipe}.jsonl" for row in rows} if self.missing else ()
         return {one.name for file in files for one in load_outcomes(file) if "DG_AP" in one.about or not gap}
@@ -134,7 +134,7 @@ def _not_at_hand(dataset: str) -> str:
 
 def prospects(experiment: Experiment, seeds: int, means: Means) -> list[Prospect]:
     """For every row: what is left to do, or why it cannot be done. Nothing is written."""
-    found, kept = [], means.kept(experiment.rows, experiment.derived == "gap")
+    found, kept = [], means.kept_runs(experiment.rows, experiment.derived == "gap")
     for row in experiment.rows:
         left = tuple(seed for seed in range(seeds) if not means.done(row, seed, kept))
         if row.why_not or not left:

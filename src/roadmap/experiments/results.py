@@ -278,7 +278,7 @@ def outcomes_of(what: Sequence[str | Path]) -> list[Outcome]:
     return found
 
 
-def unfinished(what: Sequence[str | Path]) -> list[str]:
+def unfinished_runs(what: Sequence[str | Path]) -> list[str]:
     """The runs in folders of runs that `outcomes_of` leaves out."""
     return [
         config.parent.name

@@ -15,10 +15,10 @@ from roadmap.experiments.grouping import (
     common_test,
     copies,
     differences_of_origin,
-    grouped,
+    runs_by_difference,
     without_copies,
 )
-from roadmap.experiments.results import CHOSEN, Outcome, outcomes_of, unfinished
+from roadmap.experiments.results import CHOSEN, Outcome, outcomes_of, unfinished_runs
 from roadmap.experiments.sheet import Cell, Sheet, row
 from roadmap.experiments.statistics import DRAWS, Estimate, estimate
 from roadmap.experiments.versus import FEWEST_SEEDS, Pairs, Versus, pairs_of
@@ -111,8 +111,8 @@ def compare(
     name = common_test(outcomes, test)
     check_comparable(outcomes, name, epoch)
     known = common_metrics(outcomes, name, epoch, metrics)
-    groups = grouped(outcomes)
-    left = unfinished([given for given in runs if not isinstance(given, Outcome)])
+    groups = runs_by_difference(outcomes)
+    left = unfinished_runs([given for given in runs if not isinstance(given, Outcome)])
     remarks = [f"not finished, and left out: {', '.join(left)}"] if left else []
     remarks += [*copies(groups, name, epoch), *differences_of_origin(groups)]
     found, pairs = {}, {}

@@ -103,7 +103,7 @@ def pairs_of(
         for pair, (one, other) in kept.items()
         if metric.startswith("R@")
     }
-    return Pairs(_corrected(pairs, seeds, classes, answers), tuple(remarks))
+    return Pairs(_corrected_tests(pairs, seeds, classes, answers), tuple(remarks))
 
 
 def _over_seeds(
@@ -135,14 +135,14 @@ def _over_classes(
     return dict(zip(asked, found, strict=True)), []
 
 
-def _corrected(
+def _corrected_tests(
     pairs: Sequence[Pair],
     seeds: Mapping[Pair, Difference | None],
     classes: Mapping[Pair, Difference],
     answers: Mapping[Pair, Difference],
 ) -> dict[Pair, Versus]:
     raw = [[_p(tests.get(pair)) for pair in pairs] for tests in (seeds, classes, answers)]
-    deciding = [_deciding(*three) for three in zip(*raw, strict=True)]
+    deciding = [_deciding_p(*three) for three in zip(*raw, strict=True)]
     corrected = [holm(values) for values in (*raw, deciding)]
     return {
         pair: Versus(seeds.get(pair), classes.get(pair), answers.get(pair), *(values[place] for values in corrected))
@@ -154,7 +154,7 @@ def _p(found: Difference | None) -> float:
     return math.nan if found is None else found.p
 
 
-def _deciding(seeds: float, classes: float, answers: float) -> float:
+def _deciding_p(seeds: float, classes: float, answers: float) -> float:
     if not math.isnan(seeds):
         return seeds
     # McNemar's alone would take queries of a class to be independent; the bootstrap's alone, few disagreements for many

@@ -41,7 +41,7 @@ class Matryoshka(nn.Module):
     ) -> None:
         super().__init__()
         check_instance("loss", loss)
-        self.dims, self.weights = _checked(dims, weights)
+        self.dims, self.weights = _checked_dims(dims, weights)
         made = [loss] if isinstance(loss, nn.Module) else [loss(d) for d in self.dims]
         for one in made:
             check_module("loss", one)
@@ -146,7 +146,7 @@ def _prefix(x: Tensor, d: int) -> Tensor:
     return x[:, :d].contiguous() if isinstance(x, Tensor) and x.ndim == 2 else x
 
 
-def _checked(dims: Sequence[int], weights: Sequence[float] | None) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _checked_dims(dims: Sequence[int], weights: Sequence[float] | None) -> tuple[tuple[int, ...], tuple[float, ...]]:
     wanted = tuple(dims)
     for d in wanted:
         check_count("dims", d, at_least=1)

@@ -133,7 +133,7 @@ class _Passes:
                     self.random.append(before)
                     self.statistics.append(self.surroundings.statistics())
                 # copied: a model that torch records as CUDA graphs gives every chunk in the same memory
-                found.append(_checked(self.model(pictures), pictures).clone())
+                found.append(_checked_embeddings(self.model(pictures), pictures).clone())
                 del pictures  # before the next is read
         if not found:
             raise ValueError(
@@ -217,7 +217,7 @@ def _check(model: nn.Module, chunk: int) -> None:
                 )
 
 
-def _checked(found: Any, pictures: Tensor) -> Tensor:
+def _checked_embeddings(found: Any, pictures: Tensor) -> Tensor:
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(pictures):
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"the model must give one vector per picture, ({len(pictures)}, D), got {what}")

@@ -132,7 +132,7 @@ def _draw_question(axes: Any, one: Question, nearest: int, left: float, top: flo
     axes.text(
         left,
         (middle if named else top) + TILE + 0.12,
-        _fitting(one.class_name, ASIDE - 0.04),
+        _fitting_text(one.class_name, ASIDE - 0.04),
         color=theme.ink,
         fontsize=LETTERS,
         va="center",
@@ -160,7 +160,7 @@ def _draw_picture(axes: Any, pixels: Pixels, left: float, top: float, colour: st
     )
 
 
-def _fitting(text: str, inches: float) -> str:
+def _fitting_text(text: str, inches: float) -> str:
     """As much of a text as is no wider than that: beyond are the answers."""
     from matplotlib.textpath import TextPath
 

@@ -179,7 +179,7 @@ def training_batches(
 
     plan = _Plan(sampler, crop, seed, len(records))
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
-    skip, known = on_error == "skip", _known(pictures)
+    skip, known = on_error == "skip", _known_failures(pictures)
     found = plan.substitutes, known, chunk, torch.device(device)
     return Batches(records, source, plan.orders, len(sampler), skip, sampler, *found)
 
@@ -245,10 +245,10 @@ def evaluation_batches(
             yield Order(step, np.arange(first, min(first + batch_size, len(records))), None)
 
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
-    return Batches(records, source, orders, length, on_error == "skip", known=_known(pictures))
+    return Batches(records, source, orders, length, on_error == "skip", known=_known_failures(pictures))
 
 
-def _known(pictures: Pack | VectorPack | None) -> dict[int, str]:
+def _known_failures(pictures: Pack | VectorPack | None) -> dict[int, str]:
     """Of a pack, index -> reason for the pictures that could not be decoded."""
     if pictures is None:
         return {}

@@ -92,7 +92,7 @@ def contents(folder: Path) -> Contents:
     try:
         if not _is_sealed(raw):
             raise ValueError(f"{DESCRIPTION} is not what was written, or was written by an earlier version")
-        return _checked(folder, about)
+        return _checked_contents(folder, about)
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise PackError(
@@ -102,7 +102,7 @@ def contents(folder: Path) -> Contents:
         raise PackError(f"{folder} is damaged ({_words(error)}); run `roadmap data pack` again") from error
 
 
-def described(path: Path) -> dict[str, Any]:
+def description_of(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
@@ -111,7 +111,7 @@ def described(path: Path) -> dict[str, Any]:
     return _object(_bytes(path), path.name)
 
 
-def sealed(about: dict[str, Any]) -> bytes:
+def sealed_bytes(about: dict[str, Any]) -> bytes:
     """pack.json: the digest of all that comes after it, then what the pack holds."""
     rest = json.dumps(about).encode()[1:]
     return _SEAL % (hashlib.sha256(rest).hexdigest().encode(), rest)
@@ -133,7 +133,7 @@ def lengths_of(index: Ints) -> Ints:
     return index[:, LENGTH] if compressed else index[:, HEIGHT] * index[:, WIDTH] * CHANNELS
 
 
-def _checked(folder: Path, about: dict[str, Any]) -> Contents:
+def _checked_contents(folder: Path, about: dict[str, Any]) -> Contents:
     compressed = about["version"] == COMPRESSED
     keys, paths = _texts(about, "keys"), _texts(about, "paths")
     if len(keys) != len(paths):
@@ -172,7 +172,7 @@ def _number(about: dict[str, Any], name: str, low: int, high: int) -> int:
 
 
 def _bytes(path: Path) -> bytes:
-    with _opened(path) as file:
+    with _plain_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > _LARGEST_DESCRIPTION:
             raise ValueError(f"{path.name} has {size:,} bytes, more than any that is written")
         return file.read(size)
@@ -188,7 +188,7 @@ def _object(raw: bytes, name: str) -> dict[str, Any]:
     return found
 
 
-def _opened(path: Path) -> BinaryIO:
+def _plain_file(path: Path) -> BinaryIO:
     """A file of a pack, which is a plain one and in the folder itself: no link, no pipe that is waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -206,7 +206,7 @@ def _opened(path: Path) -> BinaryIO:
 def _index(folder: Path, name: Any, shape: tuple[int, int]) -> Ints:
     if not isinstance(name, str) or not _INDEX_NAME.fullmatch(name):
         raise ValueError(f"{name!r:.80} is no name of an index")
-    with _opened(folder / name) as file:
+    with _plain_file(folder / name) as file:
         head = file.read(_NPY)
         head += file.read(int.from_bytes(head[8:], "little"))
         found = _NPY_HEADER.fullmatch(head)
@@ -254,7 +254,7 @@ def _raise_limit_of_files() -> bool:
 
 
 def _memory_map(path: Path, size: int) -> NDArray[np.uint8]:
-    with _opened(path) as file:
+    with _plain_file(path) as file:
         if (found := os.fstat(file.fileno()).st_size) != size:
             raise ValueError(f"{path.name} has {found} bytes instead of {size}")
         if size == 0:  # an empty file cannot be mapped

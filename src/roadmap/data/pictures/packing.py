@@ -36,9 +36,9 @@ from roadmap.data.pictures.contents import (
     WIDTH,
     PackError,
     PlaceError,
-    described,
+    description_of,
     index_name,
-    sealed,
+    sealed_bytes,
 )
 from roadmap.data.pictures.images import Pixels
 from roadmap.data.pictures.packs import Pack, exceeds_memory, pack_folder, picture_key, source_stamp
@@ -172,7 +172,7 @@ def _seal_shards(records: Records, side: int, folder: Path, shards: Sequence[Sha
     failures: dict[str, str] = {}
     again = 0
     for number, shard in enumerate(shards):
-        about = described((folder / shard.file).with_suffix(".json"))
+        about = description_of((folder / shard.file).with_suffix(".json"))
         part, sizes = index[shard.first : shard.first + len(shard.paths)], np.asarray(about["sizes"], dtype=np.int64)
         part[:, SHARD_COLUMN] = number
         part[:, [HEIGHT, WIDTH]] = sizes[:, :2]
@@ -215,7 +215,7 @@ def seal(
         **(facts or {}),
     }
     with whole_file(folder / DESCRIPTION) as temporary:
-        Path(temporary).write_bytes(sealed(about))
+        Path(temporary).write_bytes(sealed_bytes(about))
     kept = {name, *files, *(Path(file).with_suffix(".json").name for file in files)}
     for old in [*folder.glob("pixels-*"), *folder.glob("index-*.npy")]:
         if old.name not in kept:

@@ -136,7 +136,7 @@ class Pack:
         if height == 0:
             raise PackError(f"{self.keys[index]} could not be decoded: {self.reason(index)}")
         kept = self.kept_bytes(index)
-        return kept.reshape(height, width, CHANNELS) if self.quality is None else self._decoded(index, kept)
+        return kept.reshape(height, width, CHANNELS) if self.quality is None else self._decoded_picture(index, kept)
 
     def kept_bytes(self, index: int) -> Pixels:
         """The bytes that the pack holds of picture `index`, a view."""
@@ -144,7 +144,7 @@ class Pack:
         kept: Pixels = self.shards[shard][offset : offset + int(lengths_of(self.index[index : index + 1])[0])]
         return kept
 
-    def _decoded(self, index: int, kept: Pixels) -> Pixels:
+    def _decoded_picture(self, index: int, kept: Pixels) -> Pixels:
         height, width, checksum = self.index[index, [HEIGHT, WIDTH, CHECKSUM]].tolist()
         try:
             return decoded_picture(kept.tobytes(), checksum, (height, width, CHANNELS))

@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from roadmap.data.pictures.contents import DESCRIPTION, FORMAT, PackError, PlaceError, described
+from roadmap.data.pictures.contents import DESCRIPTION, FORMAT, PackError, PlaceError, description_of
 from roadmap.data.pictures.packing import expected_bytes, pack
 from roadmap.data.pictures.packs import Pack, pack_folder, source_stamp
 from roadmap.data.pictures.shards import OnError
@@ -39,7 +39,7 @@ def drawn_pack(records: Records) -> Pack | None:
         PackError: when it is ours and damaged.
     """
     try:
-        about = described(records.root / DESCRIPTION)
+        about = description_of(records.root / DESCRIPTION)
     except (OSError, ValueError):
         return None
     if about.get("format") != FORMAT:

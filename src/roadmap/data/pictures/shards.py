@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from roadmap.atomic import settle, temporary_beside
 from roadmap.data.pictures.compression import compressed_picture
-from roadmap.data.pictures.contents import CHANNELS, described
+from roadmap.data.pictures.contents import CHANNELS, description_of
 from roadmap.data.pictures.images import Box, PictureError, small_picture
 
 OnError = Literal["raise", "skip"]
@@ -43,14 +43,14 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenShard:
     """A shard under a temporary name, and what is to be known of it."""
 
     temporary: Path
     about: dict[str, Any]
 
 
-def written_shard(shard: Shard, folder: str, on_error: OnError) -> Written | None:
+def written_shard(shard: Shard, folder: str, on_error: OnError) -> WrittenShard | None:
     """Decodes one shard; None where it is there and whole.
 
     It does not reach the disk here: the processes that decode never wait for that, the one that asked does (`keep`).
@@ -60,13 +60,13 @@ def written_shard(shard: Shard, folder: str, on_error: OnError) -> Written | Non
         return None
     temporary = temporary_beside(target)
     try:
-        return Written(temporary, _write_pictures(shard, temporary, on_error))
+        return WrittenShard(temporary, _write_pictures(shard, temporary, on_error))
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def keep(written: Written | None, target: Path, forget: bool) -> None:
+def keep(written: WrittenShard | None, target: Path, forget: bool) -> None:
     """A shard gets its name when it is on the disk; its description comes last, and makes it count.
 
     The disk is waited for once: a power cut may take names and descriptions that are younger than a few seconds, and
@@ -98,7 +98,7 @@ def _is_whole(target: Path, shard: Shard, on_error: OnError) -> bool:
     Every byte is read. That is done where a pack is made, and costs little beside decoding; not where it is opened.
     """
     try:
-        about = described(target.with_suffix(".json"))
+        about = description_of(target.with_suffix(".json"))
         sizes, failures = about["sizes"], about["failures"]
         lengths = [size[2] if shard.compressed else size[0] * size[1] * CHANNELS for size in sizes]
         if len(sizes) != len(shard.paths) or sum(lengths) != about["bytes"] or (failures and on_error == "raise"):
@@ -124,7 +124,7 @@ def _described_checksum(content: int, sizes: Sequence[Sequence[int]], failures: 
 
 def _write_pictures(shard: Shard, temporary: Path, on_error: OnError) -> dict[str, Any]:
     """Writes the pictures of a shard, and gives what is to be known of them."""
-    encoded = _compressed if shard.compressed else _decoded
+    encoded = _compressed_bytes if shard.compressed else _decoded_bytes
     sizes: list[list[int]] = []
     failures: dict[str, str] = {}  # row -> reason
     length = checksum = 0
@@ -152,13 +152,13 @@ def _write(file: Any, raw: bytes) -> int:
     return len(raw)
 
 
-def _decoded(path: str, box: Box | None, side: int) -> tuple[bytes, list[int]]:
+def _decoded_bytes(path: str, box: Box | None, side: int) -> tuple[bytes, list[int]]:
     """The pixels of a picture; height and width."""
     image = small_picture(path, box, side)
     return image.tobytes(), [image.height, image.width]
 
 
-def _compressed(path: str, box: Box | None, side: int) -> tuple[bytes, list[int]]:
+def _compressed_bytes(path: str, box: Box | None, side: int) -> tuple[bytes, list[int]]:
     """The bytes of a picture; height, width, length, checksum, and 1 where it was encoded again."""
     raw, (height, width), again = compressed_picture(path, box, side)
     return raw, [height, width, len(raw), zlib.crc32(raw), int(again)]
