@@ -16,9 +16,9 @@ def compare(
         typer.Argument(metavar="RUNS...", help="Run folders, folders of runs, files of results (.jsonl)."),
     ],
     test: Annotated[str | None, typer.Option(help="Which test set, where runs have several.")] = None,
-    epoch: Annotated[str, typer.Option(help="chosen (by each run) or last.")] = "chosen",
-    metrics: Annotated[str, typer.Option(help="What is compared, with commas between.")] = "R@1,mAP@R",
-    draws: Annotated[int, typer.Option(min=100, help="Of the bootstrap over classes.")] = 10_000,
+    epoch: Annotated[str, typer.Option(help="Which epoch: chosen (by each run) or last.")] = "chosen",
+    metrics: Annotated[str, typer.Option(help="Metrics to compare, with commas between.")] = "R@1,mAP@R",
+    draws: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap over classes.")] = 10_000,
     out: Annotated[
         list[Path] | None, typer.Option(help="Write the table to this file: .txt, .md, .tex, .csv or .html.")
     ] = None,

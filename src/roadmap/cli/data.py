@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roadmap.cli.telling import SKIP, say, say_error, tell_errors
+from roadmap.cli.telling import SKIP, help_text, say, say_error, tell_errors
 from roadmap.data.datasets import READERS
 from roadmap.data.datasets.sources import GLYPH_SIZE
 
@@ -30,8 +30,8 @@ class OnError(str, Enum):
 
 
 Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")]
-Root = Annotated[Path, typer.Argument(help="Folder of the dataset as its archives unpack; for `table`, the file.")]
-Workers = Annotated[int | None, typer.Option(help="Processes; as many as cores by default.")]
+Root = Annotated[Path, typer.Argument(help="Folder of the unpacked dataset; for `table`, the file.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; by default as many as cores.")]
 
 
 @app.command()
@@ -68,18 +68,22 @@ def pack(
     name: Name,
     root: Root,
     side: Annotated[int, typer.Option(help="Shorter side in pixels.", min=1)] = 256,
-    out: Annotated[Path | None, typer.Option(help="Folder; by default where training looks for it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the pack; by default where training looks for it.")
+    ] = None,
     workers: Workers = None,
-    on_error: Annotated[OnError, typer.Option(help="A picture that cannot be decoded: stop, or skip.")] = OnError.stop,
+    on_error: Annotated[
+        OnError, typer.Option(help="A picture that cannot be decoded: stop, or leave it out.")
+    ] = OnError.stop,
     compressed: Annotated[
-        bool, typer.Option("--compressed", help="Keep JPEGs, a seventh of the disk: decoded when read, and lossy.")
+        bool, typer.Option("--compressed", help="Keep JPEGs: a seventh of the disk, decoded when read, and lossy.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Decode every picture once to memory-mapped uint8, so that training never decodes again.
 
-    With --compressed, small files are kept as they are and larger ones become JPEGs of the side, whose pixels are no
-    longer quite those of the file. Training reads such a pack with data.pack=compressed.
+    With --compressed, small files are kept as they are and larger ones become JPEGs of that --side, whose pixels differ
+    a little from those of the file. Training reads such a pack with data.pack=compressed.
 
     An interrupted pack continues where it stopped; changed files are packed again.
     """
@@ -117,6 +121,10 @@ def draw(
     records = glyph_records(size=size)
     export(records, out)
     typer.echo(f"wrote {len(records):,} pictures of {len(records.class_names):,} characters to {out}")
+
+
+for command in app.registered_commands:
+    command.help = help_text(command.callback)  # as of all verbs: paragraphs that a terminal of any width breaks
 
 
 def _read(name: str, root: Path) -> Records:

@@ -40,23 +40,28 @@ def evaluate(
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help=f"Vectors with labels (.npz or .safetensors), or {MODEL}.")
     ],
-    ks: Annotated[str | None, typer.Option(help="The k of Recall@k, with commas; the dataset's, or 1,2,4,8.")] = None,
+    ks: Annotated[
+        str | None, typer.Option(help="Each k of R@k, with commas; by default the dataset's, or 1,2,4,8.")
+    ] = None,
     ties: Annotated[
-        Ties, typer.Option(help="Equal scores: against the query, or the mean over orders.")
+        Ties, typer.Option(help="How equal scores rank: against the query, or the mean over all orders.")
     ] = Ties.pessimistic,
     levels: Annotated[
         bool | None,
-        typer.Option(help="By the tree of labels too: H-AP, ASI, NDCG, and each coarser level; or as its run did."),
+        typer.Option(
+            help="Measure by the tree of labels too: H-AP, ASI, NDCG, each coarser level; by default as in the run."
+        ),
     ] = None,
     dims: Annotated[
-        str | None, typer.Option(help="With the first so many dimensions alone, too, such as 64,128; or as its run.")
+        str | None,
+        typer.Option(help="Measure with so many first dimensions too, such as 64,128; by default as in the run."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write the values to this file as well.")] = None,
     page: Annotated[
-        Path | None, typer.Option(help="Of a model: write an HTML page with queries and what they retrieve.")
+        Path | None, typer.Option(help="Write an HTML page with queries and what the model finds for them.")
     ] = None,
     gallery: Annotated[
-        Path | None, _saved("Search in these instead of among the vectors; ids tell who is the query.")
+        Path | None, _saved("Search in the vectors of this file instead; ids keep a query from finding itself.")
     ] = None,
     revisited: Annotated[
         Path | None, _saved("A gnd_*.pkl file: the revisited Oxford/Paris protocol; needs --gallery.")

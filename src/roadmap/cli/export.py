@@ -21,8 +21,8 @@ def export(
     asked: Asked,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL[0].upper()}{MODEL[1:]}.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .onnx.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Whole numbers of 8 bits; its cost in R@1 is told.")] = False,
-    pictures: Annotated[int, typer.Option(min=2, help="How many pictures both are compared on.")] = CHECKED,
+    int8: Annotated[bool, typer.Option("--int8", help="Whole numbers of 8 bits; prints their cost in R@1.")] = False,
+    pictures: Annotated[int, typer.Option(min=2, help="How many pictures to compare both on.")] = CHECKED,
 ) -> None:
     """Write a model as an ONNX file that needs no torch, and compare both on real pictures.
 

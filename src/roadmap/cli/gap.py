@@ -24,19 +24,19 @@ def gap(
     what: Annotated[
         list[str], typer.Argument(metavar="RUN [RUN2]", help=f"Vectors with labels (.npz), or {MODEL}; two to compare.")
     ],
-    size: Annotated[int, typer.Option("--size", min=1, help="Items of a batch.")] = 128,
+    size: Annotated[int, typer.Option("--size", min=1, help="Items in a batch.")] = 128,
     sampler: Annotated[str, typer.Option(help="m_per_class, as in training, or random.")] = "m_per_class",
-    per_class: Annotated[int, typer.Option(min=1, help="Of m_per_class: items of a class.")] = 4,
-    draws: Annotated[int, typer.Option(min=1, help="Partitions into batches, over which the mean is taken.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    queries: Annotated[int, typer.Option(min=0, help="Queries of which the bounds are computed; 0: none.")] = 200,
-    alpha: Annotated[float, typer.Option(help="Of the calibration, for its bound.")] = 0.9,
-    beta: Annotated[float, typer.Option(help="Of the calibration, for its bound.")] = 0.6,
+    per_class: Annotated[int, typer.Option(min=1, help="Items of a class, for m_per_class.")] = 4,
+    draws: Annotated[int, typer.Option(min=1, help="Partitions into batches; the gap is their mean.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    queries: Annotated[int, typer.Option(min=0, help="Queries to compute the bounds for; 0: no bounds.")] = 200,
+    alpha: Annotated[float, typer.Option(help="alpha of the calibration, for its bound.")] = 0.9,
+    beta: Annotated[float, typer.Option(help="beta of the calibration, for its bound.")] = 0.6,
     out: Annotated[Path | None, typer.Option("--json", help="Write the values to this file as well.")] = None,
 ) -> None:
     """Print the decomposability gap (Eq. 6): mean AP in batches less AP of the whole test set, and what bounds it.
 
-    With two runs, from the first to the second, its decrease, as in Table 10.
+    With two runs it also prints how far the gap decreases from the first to the second, as in Table 10.
 
     roadmap gap runs/supap runs/roadmap --size 128
     """

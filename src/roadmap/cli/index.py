@@ -32,23 +32,25 @@ def index(
     pictures: Annotated[Path, typer.Argument(metavar="PICTURES", help="A folder, or a table (.csv, .parquet).")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="INDEX", help="The folder of the index.")],
     table: Annotated[
-        Path | None, typer.Option(help="Columns about the pictures of a folder: a table with a column path.")
+        Path | None, typer.Option(help="A table with a column path, and more columns about the pictures.")
     ] = None,
     engine: Annotated[
-        str | None, _option(ENGINE, "exact, faiss, milvus or auto; of an index that is there, its own.")
+        str | None, _option(ENGINE, "exact, faiss, milvus or auto; by default the index's own, if it has one.")
     ] = None,
     option: Annotated[
         list[str] | None, _option(ENGINE, "NAME=VALUE for the engine, such as kind=hnsw, recall=0.99 or uri=...")
     ] = None,
-    storage: Annotated[str, _option(ENGINE, "Of a new index: float32, or float16 for half the space.")] = "float32",
-    step: Annotated[int | None, _option(COMPUTING, "Pictures after which what is done is kept.", min=1)] = None,
-    weights: Annotated[str | None, _option(MODEL, "Of a timm model: hub, random, or a file.")] = None,
-    pooling: Annotated[str | None, _option(MODEL, "Of a timm model: how it pools.")] = None,
+    storage: Annotated[
+        str, _option(ENGINE, "Vectors of a new index: float32, or float16 for half the space.")
+    ] = "float32",
+    step: Annotated[int | None, _option(COMPUTING, "Save after every so many pictures.", min=1)] = None,
+    weights: Annotated[str | None, _option(MODEL, "Weights of a timm model: hub, random, or a file.")] = None,
+    pooling: Annotated[str | None, _option(MODEL, "Pooling of a timm model.")] = None,
     image: Annotated[int | None, _option(MODEL, "Side of what the model sees.", min=1)] = None,
     resize: Annotated[int | None, _option(MODEL, "Shorter side before the centre is cut out.", min=1)] = None,
     flip: Annotated[bool, _option(MODEL, "Average each vector with that of the mirror image.")] = False,
     device: Annotated[str, _option(COMPUTING, "auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str | None, _option(COMPUTING, "auto, 32, bf16, fp16; the run's own.")] = None,
+    precision: Annotated[str | None, _option(COMPUTING, "auto, 32, bf16, fp16; by default the run's.")] = None,
     batch: Annotated[int | None, _option(COMPUTING, "Pictures that go through the model at once.", min=1)] = None,
 ) -> None:
     """Embed a folder of pictures and build an index of them, or bring one up to date.

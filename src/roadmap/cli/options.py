@@ -33,52 +33,56 @@ def _option(panel: str, text: str, least: int | None = None) -> Any:
 class Asked:
     """Which pictures, which model and how, as typed; None where nothing was. Each field is an option."""
 
-    data: Annotated[str | None, _option(PICTURES, f"One of: {', '.join(NAMES)}; by default that of the run.")] = None
-    root: Annotated[Path | None, _option(PICTURES, "Where they lie; for `table` the file. Glyphs need none.")] = None
+    data: Annotated[str | None, _option(PICTURES, f"One of: {', '.join(NAMES)}; by default the run's dataset.")] = None
+    root: Annotated[Path | None, _option(PICTURES, "Folder of the dataset; for `table`, the file; glyphs: none.")] = (
+        None
+    )
     split: Annotated[
         str | None,
         _option(PICTURES, "test, train, val or all; embed: also query or gallery."),
     ] = None
-    image: Annotated[int | None, _option(PICTURES, "Side of what the model sees; a checkpoint's own, or 224.", 1)] = (
+    image: Annotated[int | None, _option(PICTURES, "Side of what the model sees; by default the run's, or 224.", 1)] = (
         None
     )
     resize: Annotated[
         int | None,
-        _option(PICTURES, "Shorter side before the centre is cut out; a checkpoint's own, or 8/7 of --image.", 1),
+        _option(PICTURES, "Shorter side before the centre is cut out; by default the run's, or 8/7 of --image.", 1),
     ] = None
     pack: Annotated[
         str,
         _option(
             PICTURES,
-            f"Decoded pictures, {', '.join(PACKING)}: auto uses one that is there, yes and compressed make it.",
+            f"A pack of pictures: {', '.join(PACKING)}; auto uses one that is there, yes and compressed make one.",
         ),
     ] = "auto"
     on_error: Annotated[
         str | None,
         _option(
             PICTURES,
-            "A picture that cannot be decoded: raise stops, skip leaves it out and says so; as its run, or raise.",
+            "A picture that cannot be decoded: raise stops, skip leaves it out; by default as in the run, or raise.",
         ),
     ] = None
     weights: Annotated[
-        str | None, _option(MODEL, "Of a timm model: hub (the default), random, or a .safetensors or .pth file.")
+        str | None,
+        _option(MODEL, "Weights of a timm model: hub (the default), random, or a .safetensors or .pth file."),
     ] = None
     pooling: Annotated[
-        str | None, _option(MODEL, f"Of a timm model: {', '.join(POOLINGS)}; auto is what it was trained with.")
+        str | None, _option(MODEL, f"Pooling of a timm model: {', '.join(POOLINGS)}; auto is what it was trained with.")
     ] = None
     dim: Annotated[
-        int | None, _option(MODEL, "Of a timm model: add a projection at random to so many dimensions.", 1)
+        int | None, _option(MODEL, "Add to a timm model a random projection to this many dimensions.", 1)
     ] = None
     flip: Annotated[bool, _option(MODEL, "Average each vector with that of the mirror image; takes twice as long.")] = (
         False
     )
-    device: Annotated[str, _option(COMPUTING, "auto, cpu, cuda, cuda:1, mps; auto: as the run, or a GPU.")] = "auto"
+    device: Annotated[str, _option(COMPUTING, "auto, cpu, cuda, cuda:1, mps; auto: as in the run, or a GPU.")] = "auto"
     precision: Annotated[
         str | None,
-        _option(COMPUTING, f"{', '.join(PRECISIONS)}; the run's own, or auto: bf16 on a GPU, 32 elsewhere."),
+        _option(COMPUTING, f"{', '.join(PRECISIONS)}; by default the run's, or auto: bf16 on a GPU, 32 elsewhere."),
     ] = None
     batch: Annotated[
-        int | None, _option(COMPUTING, "Pictures that go through the model at once; as in the run, or 256.", 1)
+        int | None,
+        _option(COMPUTING, "Pictures that go through the model at once; by default as in the run, or 256.", 1),
     ] = None
 
     def when_damaged(self, encoder: Encoder) -> OnError:

@@ -20,9 +20,9 @@ WHITEN = Annotated[
     str | None,
     _option("PCA whitening: own (fitted to what is searched), own:DIM, or a file of Whitening.save."),
 ]
-AUGMENT = Annotated[int, _option("Every vector that is searched takes in so many of its nearest; 0 for none.")]
-EXPAND = Annotated[int, _option("The query takes in so many of its nearest, and searches again; 0 for none.")]
-RERANK = Annotated[int, _option("So many of the first are re-ranked by k-reciprocal neighbours; 0 for none.")]
+AUGMENT = Annotated[int, _option("Mix every vector that is searched with this many of its nearest; 0 for none.")]
+EXPAND = Annotated[int, _option("Mix the query with this many of its nearest, and search again; 0 for none.")]
+RERANK = Annotated[int, _option("Re-rank this many of the first answers by k-reciprocal neighbours; 0 for none.")]
 
 
 def refinement_of(whiten: str | None, augment: int, expand: int, rerank: int) -> Callable[[], Refinement]:

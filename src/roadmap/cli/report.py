@@ -15,15 +15,15 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN [RUN2 ...]", help="Run folders, tested on the same pictures.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="A folder for figures, as PNG and PDF, light and dark.")] = None,
-    test: Annotated[str | None, typer.Option(help="The test set, where the runs have several.")] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page; by default the names of the runs.")] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Queries in each group.")] = 8,
+    test: Annotated[str | None, typer.Option(help="Which test set, where the runs have several.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page; by default the names of the runs.")] = None,
+    queries: Annotated[int, typer.Option(min=1, help="Queries in each group of the page.")] = 8,
     embed: Annotated[
-        bool, typer.Option(help="Embed the test pictures for scores and map, where that is not kept already.")
+        bool, typer.Option(help="Embed the test pictures for scores and map, where they are not kept already.")
     ] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps; auto: as the run.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps; auto: as in the run.")] = "auto",
 ) -> None:
     """Write a page about one run, or several side by side: it works offline, on a phone and on paper.
 

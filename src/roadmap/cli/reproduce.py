@@ -20,28 +20,28 @@ def reproduce(
         typer.Argument(metavar="NAME...", help="table1 to table10, fig4a, fig5, ...; all: every one of the paper."),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Only these pictures; in place of the paper's where it has others: glyphs.")
+        str | None, typer.Option(help="Only this dataset, or one in place of the paper's: glyphs.")
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Only this network, or in place of the paper's: resnet50, deit, vits.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Only this row, such as roadmap; again for each.")
+        list[str] | None, typer.Option(metavar="ROW", help="Only this row, such as roadmap; repeat for more rows.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs of each row: seeds 0, 1, ...")] = 5,
     root: Annotated[
-        list[str] | None, typer.Option(metavar="DATASET=FOLDER", help="Where pictures lie; again for each dataset.")
+        list[str] | None,
+        typer.Option(metavar="DATASET=FOLDER", help="Where the pictures of a dataset lie; repeat for each."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting for every run, such as model.weights=FILE."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/reproduce"),
-    results: Annotated[Path, typer.Option(help="Folder of the small files that results are kept in.")] = Path(
-        "experiments/results"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="Folder for the small files of results.")] = Path("experiments/results"),
     missing: Annotated[
-        bool, typer.Option("--missing", help="Leave out what the results hold, even where its run folder is gone.")
+        bool,
+        typer.Option("--missing", help="Leave out runs whose results are there, even where the run folder is gone."),
     ] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the tables to this folder as well, as Markdown, LaTeX, CSV and HTML.")
@@ -52,8 +52,8 @@ def reproduce(
 ) -> None:
     """Run a table or a figure of the paper, and set published and measured numbers side by side.
 
-    What is finished is not run again: the same command goes on where it was stopped. The best epoch on the test set,
-    which the published numbers are, and the last one stand beside each other.
+    What is finished is not run again: the same command goes on where it was stopped. The table shows
+    the best epoch on the test set, which the published numbers are of, and the last one beside it.
 
     Without a name it lists what there is. `smallest` is a few steps of three losses, to see that everything works;
     with --dataset glyphs nothing need be downloaded.

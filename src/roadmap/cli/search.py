@@ -21,16 +21,22 @@ ENDINGS = (".html", ".png", ".jpg", ".jpeg", ".webp")
 def search(
     folder: Annotated[Path, typer.Argument(metavar="INDEX", help="The folder that roadmap index wrote.")],
     query: Annotated[Path, typer.Argument(metavar="QUERY", help="A picture.")],
-    box: Annotated[str | None, typer.Option(metavar="X,Y,W,H", help="Search by this part of it, in pixels.")] = None,
+    box: Annotated[
+        str | None, typer.Option(metavar="X,Y,W,H", help="Search by this part of the query, in pixels.")
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option("--filter", help="label=owl, year>=2020, place=a,b (one of), or JSON; several: all must hold."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 10,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw them: .html, .png, .jpg or .webp.")] = None,
-    model: Annotated[str | None, typer.Option(help="Where its model is now, if it has moved.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many pictures to show.")] = 10,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Draw the answers: .html, .png, .jpg or .webp.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Where the index's model is now, if it has moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    pool: Annotated[int, typer.Option(min=1, help="How many of the nearest better answers are chosen from.")] = 1000,
+    pool: Annotated[
+        int, typer.Option(min=1, help="How many of the nearest the better answers are chosen from.")
+    ] = 1000,
     whiten: WHITEN = None,
     augment: AUGMENT = 0,
     expand: EXPAND = 0,

@@ -29,22 +29,20 @@ def serve(
     ] = None,
     pictures: Annotated[Path | None, typer.Option(help="Where the pictures lie, if they have moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps; auto: a GPU where there is one.")] = "auto",
-    host: Annotated[str, _access("Address to listen on; this machine alone reaches the default.")] = "127.0.0.1",
-    port: Annotated[int, _access("0 takes any that is free.", min=0, max=65_535)] = 8000,
+    host: Annotated[str, _access("Address to listen on; only this machine reaches the default.")] = "127.0.0.1",
+    port: Annotated[int, _access("Port to listen on; 0 takes any that is free.", min=0, max=65_535)] = 8000,
     key: Annotated[
         str | None,
-        _access("Requests must bring it; ROADMAP_KEY keeps it from other users.", envvar="ROADMAP_KEY"),
+        _access("A secret that requests must carry; ROADMAP_KEY hides it from other users.", envvar="ROADMAP_KEY"),
     ] = None,
-    allow_host: Annotated[
-        list[str] | None, _access("A further name that the service goes by, such as search.example.org.")
-    ] = None,
-    write: Annotated[bool, _access("Rows may be added and removed.", "--write")] = False,
-    upload: Annotated[int, _limit("MiB of a request.")] = 20,
-    pixels: Annotated[int, _limit("Million pixels of a picture.")] = 50,
+    allow_host: Annotated[list[str] | None, _access("Another name of the service, such as search.example.org.")] = None,
+    write: Annotated[bool, _access("Let requests add and remove rows.", "--write")] = False,
+    upload: Annotated[int, _limit("Largest request, in MiB.")] = 20,
+    pixels: Annotated[int, _limit("Largest picture, in million pixels.")] = 50,
     rate: Annotated[float, _limit("Queries a second of one client, on average; 0 for no limit.", 0)] = 100.0,
     burst: Annotated[int, _limit("Queries of one client at once.")] = 200,
-    seconds: Annotated[float, _limit("For a request to arrive, to be answered, and to be taken.", 0.1)] = 30.0,
-    queue: Annotated[int, _limit("Queries that wait; more are told to come back.")] = 256,
+    seconds: Annotated[float, _limit("Time for a request to arrive, to be answered, and to be taken.", 0.1)] = 30.0,
+    queue: Annotated[int, _limit("Queries that may wait; further ones must come back later.")] = 256,
     together: Annotated[int, _limit("Pictures that go through the model at once.")] = 16,
 ) -> None:
     """Open a search page and an interface for programs over an index, until Ctrl-C.

@@ -17,7 +17,7 @@ Trains a network that finds the pictures of the same class first. Every run gets
 settings, log, weights and results; `roadmap embed` and `roadmap evaluate` take it from there.
 
 GROUP=OPTION takes a set of settings from a file, key=value changes one. A recipe is a whole run in one name;
-what you type counts more, in any order. "auto" leaves a setting to the program, which says what it chose."""
+what you type overrides it, in any order. "auto" leaves a setting to the program, which says what it chose."""
 
 EXAMPLES = {
     "The built-in characters, in a minute or two on a CPU": "roadmap train",
@@ -35,7 +35,7 @@ EXAMPLES = {
 FLAGS = {
     "-m, --multirun": "a run for every combination of values with commas between, or range(1,4); on a cluster with "
     "hydra/launcher=submitit_slurm, once that plugin is installed",
-    "--dry-run": "what would be chosen, with time and disk; nothing is written",
+    "--dry-run": "show what would be chosen, with time and disk; nothing is written",
     "--cfg job": "print the settings as they are composed, and stop",
     "--config-dir FOLDER": "options and recipes of your own: FOLDER/recipe/mine.yaml becomes recipe=mine",
     "--help WHAT": "a group (data), an option (loss=roadmap, recipe=cub_vits) or a setting (optim.lr), explained",

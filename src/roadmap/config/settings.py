@@ -32,14 +32,14 @@ class DataSettings:
 
     Attributes:
         name: a dataset of `roadmap.data`: glyphs, cub, sop, inaturalist, ..., folder, table.
-        root: where it lies; None only for glyphs, which are drawn.
+        root: its folder or file; None only for glyphs, which are drawn.
         test_sets: other datasets to test on, name -> root (SfM-120k is tested on roxford5k and rparis6k).
         image: side of the square pictures that the model sees.
         resize: shorter side before the centre crop of evaluation.
         squeeze: which pictures are cut as if they were squares, which loses their aspect: "no" ones, "test" ones, or
             "all", as the paper's released code did on SOP.
         scale: range of the share of the area that a random crop keeps.
-        ratio: range of its width / height.
+        ratio: range of the width / height of a random crop.
         flip: probability of a horizontal flip.
         pack: whether pictures are decoded once and kept ("auto": yes, unless a pack would be large and none is there;
             compressed, where it would not fit the disk). "compressed" keeps JPEGs: a seventh of the disk, and lossy.
@@ -134,7 +134,7 @@ class MemorySettings:
         repeats: whether older copies of a picture stay in memory when it comes again.
         form: "joined": one comparison with batch and memory together; "added": the loss of the batch plus that against
             the memory, as in XBM; "auto": joined for the AP losses and calibration, added for the others.
-        weight: of the memory in the added form.
+        weight: of the loss against the memory, in the added form.
     """
 
     size: Optional[int] = setting(None, limits.AT_LEAST_1, auto=True)  # noqa: UP045
@@ -154,18 +154,18 @@ class OptimSettings:
     Attributes:
         name: "adam", "adamw" or "sgd".
         lr: learning rate of the backbone, at the end of the warm-up; "auto": what suits the model.
-        head_lr: of projection and pooling; None for the same.
+        head_lr: rate of projection and pooling; None for `lr`.
         loss_lr: of the loss's own weights, where it has such (proxies, class weights); None for 100 times `lr`.
-        loss_weight_decay: of the same.
-        auxiliary_lr: of the weights of an auxiliary module, which decay as the model's do; None for `head_lr`.
-        weight_decay: of all parameters, or of matrices only (`decay_matrices_only`).
+        loss_weight_decay: decay of the loss's own weights.
+        auxiliary_lr: rate of the weights of an auxiliary module, which decay as the model's do; None for `head_lr`.
+        weight_decay: decay of all parameters, or of matrices only (`decay_matrices_only`).
         decay_matrices_only: leave biases, scales and tokens undecayed.
-        momentum: of SGD; AdamW and Adam have their own.
+        momentum: momentum of SGD; AdamW and Adam have their own.
         eps: what Adam adds to the root of its second moment; 1 makes small gradients count for less.
         layer_decay: factor on the rate per layer, from the last to the first; 1 for none.
         schedule: "constant", "multistep" or "cosine".
         milestones: epochs at which multistep multiplies the rate by `gamma`.
-        gamma: that factor.
+        gamma: the factor of multistep.
         warmup: epochs of linear warm-up; fractions are allowed.
         head_first: epochs in which the backbone rests and all else moves; fractions are allowed.
         final: cosine's last rate as a share of the first.
@@ -205,8 +205,8 @@ class SelectSettings:
         by: "held_out": the best on training classes that are held out; "last": the last epoch, trained on all classes;
             "test": the best on the test set, as the paper's released code did, which flatters the result;
             "auto": the first, where there are classes enough.
-        fraction: of the training classes that are held out, where the dataset has no validation split of its own.
-        metric: what is compared, such as "mAP@R" or "R@1".
+        fraction: share of the training classes that is held out, where the dataset has no validation split of its own.
+        metric: metric by which the best epoch is chosen, such as "mAP@R" or "R@1".
         every: epochs between evaluations; the last is always evaluated.
     """
 
@@ -225,7 +225,7 @@ class HardwareSettings:
 
     Attributes:
         device: "auto", "cpu", "cuda", "mps".
-        devices: how many of them on each machine, with a process for each; they share the batch. On a CPU, how many
+        devices: how many devices on each machine, with a process for each; they share the batch. On a CPU, how many
             processes. "auto": all GPUs of the machine.
         nodes: machines; more than one are started by torchrun or Slurm.
         precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, 32 elsewhere.
