@@ -280,7 +280,7 @@ def test_what_cannot_be_clustered_is_refused() -> None:
         ClusteredLoss(nn.Identity(), 4, 3)
     with pytest.raises(ValueError, match="lam must be <= 1"):
         ClusteredLoss(ROADMAP(), 4, 3, lam=2)
-    with pytest.raises(ValueError, match="of=sec goes around a loss itself; name that loss"):
+    with pytest.raises(ValueError, match="of=sec wraps a loss itself; name the loss that it wraps"):
         named_loss("clustered", num_classes=2, embedding_size=3, of="sec")
 
 

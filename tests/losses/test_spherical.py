@@ -255,7 +255,7 @@ def test_on_the_command_line() -> None:
         (
             lambda: named_loss("sec", **FILLED, of="sec"),
             ValueError,
-            "of=sec goes around a loss itself; name that loss",
+            "of=sec wraps a loss itself; name the loss that it wraps",
         ),
         (lambda: named_loss("sec", **FILLED, of="roadmp"), ValueError, "did you mean 'roadmap'"),
         (

@@ -87,9 +87,9 @@ class Pictures:
         then, now = state_dict.get("lossy", []), self._lossy()  # older runs knew of no compressed packs
         if _ways(then) != _ways(now):
             raise ValueError(
-                f"the run began with {_pixels(then)}, and now there are {_pixels(now)}: it would go on with others. "
-                f"data.pack={'compressed' if then else 'yes or data.pack=no'} reads them as they were, from the pack "
-                "that was made then"
+                f"the run began with {_pixels(then)}, and now there are {_pixels(now)}: it would go on with other "
+                f"pixels. data.pack={'compressed' if then else 'yes or data.pack=no'} reads them as they were, from "
+                "the pack that was made then"
             )
         self.skipped.update(state_dict["skipped"])
 

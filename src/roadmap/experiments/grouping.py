@@ -87,7 +87,7 @@ def _check_choice(first: Outcome, other: Outcome) -> None:
 def common_metrics(outcomes: Sequence[Outcome], test: str, epoch: str, metrics: Sequence[str]) -> list[str]:
     """Those that all have, as numbers of which more is better."""
     if less := [name for name in metrics if re.search(r"loss$|^queries|^skipped", name)]:
-        raise ValueError(f"more of {less[0]} is not better, and the best is the group that has most; compare metrics")
+        raise ValueError(f"more of {less[0]} is not better, but the group with most counts as the best; leave it out")
     there = outcomes[0].test(test, epoch).metrics
     found = [name for name in metrics if all(name in run.test(test, epoch).metrics for run in outcomes)]
     if not found:

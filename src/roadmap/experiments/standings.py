@@ -172,14 +172,15 @@ def _notes(pairs: Pairs) -> tuple[str, ...]:
     if not pairs.tests:
         return ("one group: there is nothing to compare it with",)
     return (
-        "in bold: the best, and all that were tested and not found worse at the level 0.05: over the seeds in common "
-        "where there are several, else over the queries of one (R@k: by both tests)",
-        "to the best: over the seeds in common, or the first of them where p is over queries",
+        "in bold: the best group, and all groups that were tested and not found worse at the level 0.05, over the "
+        "seeds in common where there are several, else over the queries of one (R@k: by both tests)",
+        "to the best: the difference, over the seeds in common, or in the first of them where p is over queries",
         "p, seeds: paired t-test; effect: Cohen's d_z",
-        "of the first seed in common, p, classes: bootstrap over classes; p, McNemar: exact, as if queries of a class "
-        "were independent, which they are not. They tell two trained models apart, not two ways to train",
-        f"p-values are after Holm's correction over all pairs of groups ({count}), not only those with the best, which "
-        "is chosen by the same numbers; for each metric and each column by itself",
+        "p, classes: bootstrap over classes; p, McNemar: exact test, as if queries of a class were independent, which "
+        "they are not; both over the queries of the first seed in common. They tell two trained models apart, not two "
+        "ways to train",
+        f"p-values are after Holm's correction over all pairs of groups ({count}), not only those with the best, "
+        "because the same numbers choose the best; for each metric and each column by itself",
     )
 
 

@@ -55,7 +55,7 @@ def clustered(
 def _inner(of: str, num_classes: int, embedding_size: int, options: Mapping[str, Any] | None) -> nn.Module:
     """The loss that another goes around."""
     if of in AROUND:
-        raise ValueError(f"of={of} goes around a loss itself; name that loss")
+        raise ValueError(f"of={of} wraps a loss itself; name the loss that it wraps")
     filled = {"num_classes": num_classes, "embedding_size": embedding_size}
     try:
         asked = {option: filled[option] for option in required_options(of)}
