@@ -150,6 +150,9 @@ def test_copies_of_the_query_are_no_positives() -> None:
     P[0][1] = P[1][0] = False
     assert value.item() == pytest.approx(by_loops(s, P, N, ceiling=None, copies=None)[0], abs=1e-12)
     assert value.item() != pytest.approx(TripletSCT(ceiling=None, copies=None)(x, labels).item(), abs=1e-3)
+    # only what lies above the bound is a copy
+    assert one_query(0.5, 0.25, copies=0.5) == one_query(0.5, 0.25)
+    assert one_query(0.5, 0.25, copies=0.49)[0] == 0
 
 
 @given(st.integers(0, 2**31), st.sampled_from(["sct", "hn", "shn"]))
