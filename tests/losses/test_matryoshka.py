@@ -247,6 +247,7 @@ def test_it_says_what_it_takes():
             ValueError,
             r"embeddings have 7 dimensions, fewer than the 9 of dims=\(2, 9\)",
         ),
+        (lambda: Matryoshka(SupAP(), [2, 8])(vectors(9, 0), LABELS), ValueError, "fewer than the 8 of dims"),
         (lambda: Matryoshka(SupAP(), [2])(torch.randn(9), LABELS), ValueError, r"shape \(items, dimensions\)"),
     ],
 )

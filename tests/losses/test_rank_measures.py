@@ -242,6 +242,15 @@ def test_ends_of_lam_are_the_two_terms() -> None:
     assert loss(x, LABELS).item() == pytest.approx(expected, abs=1e-11)
 
 
+@pytest.mark.parametrize("make", [SupRank, lambda *shape: ClusteredLoss(SupAP(), *shape)], ids=["suprank", "around"])
+def test_proxies_start_as_released(make: Any) -> None:
+    """Uniform within 1 / sqrt(D), so that they are about 0.58 long: rates are for that length."""
+    torch.manual_seed(0)
+    proxies = make(50, 64).clusters.proxies
+    assert 0.99 / 8 < proxies.abs().max().item() <= 1 / 8
+    assert torch.linalg.vector_norm(proxies, dim=1).mean().item() == pytest.approx(3**-0.5, rel=0.05)
+
+
 def test_no_query_without_a_class_counts_twice() -> None:
     """Every query counts in the proxy term, also one without a positive; in the term of the ranks it does not."""
     loss = SupRank(4, 3)
