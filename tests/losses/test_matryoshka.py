@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from roadmap.losses import (
+    HAPPIER,
     ROADMAP,
     Calibration,
+    ClusteredLoss,
     Distributed,
     FastAP,
     Matryoshka,
@@ -22,6 +24,7 @@ from roadmap.losses import (
     SmoothAP,
     SphericalConstraint,
     SupAP,
+    SupRank,
     TwoPass,
     average_precision,
 )
@@ -165,6 +168,15 @@ def test_what_a_loss_adds_for_the_batch_alone_counts_once_beside_a_memory():
         check(memory(x, LABELS), nested(x, LABELS) + beside, x)
     plain = Matryoshka(Pairs(), DIMS)
     assert plain.against_memory is plain
+
+
+@pytest.mark.parametrize("make", [SupRank, HAPPIER, lambda *shape: ClusteredLoss(SupAP(), *shape)])
+def test_losses_beside_which_classes_have_vectors_say_their_size(make):
+    with pytest.raises(ValueError, match="has weights for embeddings of 7 dimensions, and each of .* needs its own"):
+        Matryoshka(make(4, 7), [2, 7])
+    with pytest.raises(ValueError, match=r"made for embeddings of \[7, 7\] dimensions, but dims are \(2, 7\)"):
+        Matryoshka(lambda d: make(4, 7), [2, 7])
+    assert Matryoshka(lambda d: make(4, d), [7, 2]).embedding_size == 7
 
 
 def test_a_loss_that_needs_the_whole_batch_is_not_shared_out_by_rows():

@@ -129,6 +129,11 @@ class SupRank(nn.Module):
         return f"{said}, {more}" if more else said
 
     @property
+    def embedding_size(self) -> int:
+        """The dimension that the proxies were made for."""
+        return int(self.clusters.proxies.shape[1])
+
+    @property
     def against_memory(self) -> nn.Module:
         """The loss without the proxies."""
         return WithoutClusters(_Ranks(self.rule), self.lam)
