@@ -200,6 +200,12 @@ def test_what_it_refuses(options: dict[str, Any], error: type[Exception], messag
         triplet_sct(torch.zeros(1, 2), torch.tensor([[True, False]]), torch.tensor([[False, True]]), **options)
 
 
+def test_defaults_are_those_of_the_cited_numbers() -> None:
+    loss = TripletSCT()
+    assert (loss.method, loss.lam, loss.temperature, loss.positive) == ("sct", 1.0, 0.1, "easy")
+    assert (loss.ceiling, loss.copies) == (0.8, 0.9999)
+
+
 def test_its_words() -> None:
     said = repr(TripletSCT(ceiling=None))
     assert said == ("TripletSCT(method='sct', lam=1.0, temperature=0.1, positive='easy', ceiling=None, copies=0.9999)")
