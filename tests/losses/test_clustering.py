@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roadmap.losses.clustering import _spread_rows, class_standardised, group_means, kmeans
+from roadmap.losses.clustering import _distances, _spread_rows, class_standardised, group_means, kmeans
 
 
 def rows(count: int, dim: int = 3, seed: int = 0) -> torch.Tensor:
@@ -143,9 +143,31 @@ def test_what_is_refused() -> None:
 
 
 def test_a_cluster_that_loses_its_pictures_starts_again() -> None:
-    """In this draw Lloyd's algorithm alone would be left with four clusters of five."""
-    x = torch.randint(0, 30, (12, 2), generator=torch.Generator().manual_seed(346)).double()
+    """In this draw Lloyd's algorithm alone would be left with four clusters of five. The fifth has no centre, not even
+    the origin, around which the rows lie here; it goes on from the row that is furthest from its own."""
+    x = torch.randint(0, 30, (12, 2), generator=torch.Generator().manual_seed(346)).double() - 15
     start = _spread_rows(x, 5, torch.Generator().manual_seed(346))
     with pytest.raises(AssertionError):
         literal_kmeans(x.numpy(), start, 20)
-    assert set(kmeans(x, 5, torch.Generator().manual_seed(346)).tolist()) == set(range(5))
+    nearest = [min(range(5), key=lambda k: float((row - x[start[k]]).square().sum())) for row in x]
+    restarts = 0
+    for _ in range(20):
+        centres = {k: x[[i for i in range(12) if nearest[i] == k]].mean(0) for k in set(nearest)}
+        distances = [{k: float((row - c).square().sum()) for k, c in centres.items()} for row in x]
+        found = [min(sorted(some), key=some.__getitem__) for some in distances]
+        furthest = sorted(range(12), key=lambda i: -min(distances[i].values()))
+        lost = sorted(set(range(5)) - set(centres))
+        for k, row_number in zip(lost, furthest, strict=False):
+            found[row_number] = k
+        restarts += len(lost)
+        nearest = found
+    assert restarts > 0
+    assert set(nearest) == set(range(5))
+    assert kmeans(x, 5, torch.Generator().manual_seed(346)).tolist() == nearest
+
+
+def test_no_row_is_drawn_twice_where_rounding_parts_it_from_itself() -> None:
+    x = 1e3 + rows(8, 200).float()
+    assert _distances(x, x).diagonal().max() > 0
+    for seed in range(20):
+        assert sorted(_spread_rows(x, 8, torch.Generator().manual_seed(seed))) == list(range(8))

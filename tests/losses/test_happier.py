@@ -39,6 +39,20 @@ def test_happier_is_its_transcription(case: GradedCase, lam: float) -> None:
     torch.testing.assert_close(loss.clusters.proxies.grad, lam * cp, rtol=1e-9, atol=1e-10)
 
 
+def test_its_options_are_those_of_hierarchical_ap() -> None:
+    options: dict[str, Any] = {
+        "relevance": "nested", "alpha": 0.5, "tau": 0.02, "rho": 7.0, "delta": 0.3, "include_self": False,
+        "start": 0.25, "offset": 1.3, "pull": True, "beta": 3.0, "gamma": 0.2, "leak": 0.7,
+    }  # fmt: skip
+    h_ap, alone = HAPPIER(7, 3, **options).h_ap, HierarchicalAP(**options)
+    assert h_ap.graded_rule == alone.graded_rule
+    assert h_ap.relevance == alone.relevance
+    assert h_ap.binary.include_self is alone.binary.include_self is False
+    assert h_ap.graded_rule != HierarchicalAP().graded_rule
+    x, labels = drawn(9, 3, 1), UNKNOWN
+    assert HAPPIER(7, 3, lam=0.0, **options)(x, labels).item() == alone(x, labels).item()
+
+
 def test_lam_of_zero_is_hierarchical_ap() -> None:
     x, labels = drawn(9, 3, 1), UNKNOWN
     assert HAPPIER(7, 3, lam=0.0)(x, labels).item() == HierarchicalAP()(x, labels).item()

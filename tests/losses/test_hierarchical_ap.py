@@ -59,6 +59,8 @@ def test_sets_of_labels(case: GradedCase, kind: str, include_self: bool) -> None
     expected = loops.set_grades(queries, items, case.own, include_self, kind)
     loss = HierarchicalAP(sets=kind, include_self=include_self)  # type: ignore[arg-type]
     check_graded(loss, loops.h_ap_loss, expected, case)
+    if kind == "iou":  # unless told
+        check_graded(HierarchicalAP(include_self=include_self), loops.h_ap_loss, expected, case)
 
 
 def test_grades_pair_by_pair_need_no_labels() -> None:

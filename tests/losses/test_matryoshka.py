@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from roadmap.losses import (
+    HAPPIER,
     ROADMAP,
     Calibration,
+    ClusteredLoss,
     Distributed,
     FastAP,
     Matryoshka,
@@ -22,6 +24,7 @@ from roadmap.losses import (
     SmoothAP,
     SphericalConstraint,
     SupAP,
+    SupRank,
     TwoPass,
     average_precision,
 )
@@ -167,6 +170,15 @@ def test_what_a_loss_adds_for_the_batch_alone_counts_once_beside_a_memory():
     assert plain.against_memory is plain
 
 
+@pytest.mark.parametrize("make", [SupRank, HAPPIER, lambda *shape: ClusteredLoss(SupAP(), *shape)])
+def test_losses_beside_which_classes_have_vectors_say_their_size(make):
+    with pytest.raises(ValueError, match="has weights for embeddings of 7 dimensions, and each of .* needs its own"):
+        Matryoshka(make(4, 7), [2, 7])
+    with pytest.raises(ValueError, match=r"made for embeddings of \[7, 7\] dimensions, but dims are \(2, 7\)"):
+        Matryoshka(lambda d: make(4, 7), [2, 7])
+    assert Matryoshka(lambda d: make(4, d), [7, 2]).embedding_size == 7
+
+
 def test_a_loss_that_needs_the_whole_batch_is_not_shared_out_by_rows():
     assert not Distributed(Matryoshka(RecallAtK(mix=True), [2, 7])).by_rows
     assert Distributed(Matryoshka(RecallAtK(), [2, 7])).by_rows
@@ -247,6 +259,7 @@ def test_it_says_what_it_takes():
             ValueError,
             r"embeddings have 7 dimensions, fewer than the 9 of dims=\(2, 9\)",
         ),
+        (lambda: Matryoshka(SupAP(), [2, 8])(vectors(9, 0), LABELS), ValueError, "fewer than the 8 of dims"),
         (lambda: Matryoshka(SupAP(), [2])(torch.randn(9), LABELS), ValueError, r"shape \(items, dimensions\)"),
     ],
 )

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from roadmap.losses import (
+    HAPPIER,
     ROADMAP,
     BlackBoxAP,
     Calibration,
+    ClusteredLoss,
     FastAP,
     GradedNDCG,
     HierarchicalAP,
@@ -149,6 +151,35 @@ def test_every_rank_loss_makes_one_comparison(loss: nn.Module, dtype: torch.dtyp
         torch.testing.assert_close(value, expected, **near)
         torch.testing.assert_close(leaf.grad, plain.grad, **near)
         listed.store(x.to(dtype), labels.tolist(), ids.tolist())
+
+
+CLUSTERED: list[tuple[nn.Module, nn.Module]] = [
+    (SupRank(3, 3, lam=0.3), SupAP()),
+    (SupRank(3, 3, lam=0.3, measure="ndcg", include_self=False), SupNDCG(include_self=False)),
+    (ClusteredLoss(ROADMAP(), 3, 3, lam=0.3), ROADMAP()),
+    (HAPPIER(3, 3, lam=0.3), HierarchicalAP()),
+]
+
+
+@pytest.mark.parametrize(("loss", "ranks"), CLUSTERED, ids=lambda loss: type(loss).__name__)
+def test_class_vectors_draw_the_batch_once_in_the_added_form(loss: nn.Module, ranks: nn.Module) -> None:
+    """They know nothing of the memory: what is added is the rank loss alone, with its share."""
+    loss = copy.deepcopy(loss).double()
+    for held in (loss, Matryoshka(lambda d: loss, [3])):
+        memory, listed = Memory(held, 8, form="added", weight=0.5), Listed(8)
+        for x, labels, ids in batches([5, 5, 5], 3):
+            leaf, plain = (x.clone().requires_grad_() for _ in range(2))
+            value = memory(leaf, labels, ids=ids)
+            value.backward()
+            expected = loss(plain, labels)
+            if listed.items:
+                gallery = torch.stack([vector for vector, _, _ in listed.items])
+                known = torch.tensor([label for _, label, _ in listed.items])
+                expected = expected + 0.5 * 0.7 * ranks(plain, labels, None, gallery, known)
+            expected.backward()
+            assert value.item() == pytest.approx(expected.item(), abs=1e-11)
+            torch.testing.assert_close(leaf.grad, plain.grad, rtol=1e-9, atol=1e-10)
+            listed.store(x, labels.tolist(), ids.tolist())
 
 
 @pytest.mark.parametrize("form", ["joined", "added"])

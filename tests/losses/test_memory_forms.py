@@ -41,6 +41,15 @@ def test_a_pair_loss_adds_the_loss_against_the_memory(name: str, weight: float) 
         listed.store(x, labels.tolist(), ids.tolist())
 
 
+def test_a_margin_of_irt_holds_against_the_memory_too() -> None:
+    loss, alone = pml.contrastive_irt(neg_margin=0.2, entropy_weight=0.3), pml.contrastive_xbm(neg_margin=0.2)
+    memory = Memory(loss, 9)
+    (x, labels, _), (y, others, _) = batches([5, 5])
+    memory(x, labels)
+    expected = loss(y, others) + alone(y, others, ref_emb=x, ref_labels=labels)
+    assert memory(y, others).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
 def test_the_contrastive_loss_of_the_xbm_paper_counts_every_pair_once() -> None:
     """Sums over pairs do not mind where an item lies: batch and memory in one list give the same."""
     loss = pml.contrastive_xbm()

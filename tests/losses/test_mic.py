@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +171,9 @@ def test_a_picture_that_could_not_be_decoded_has_no_cluster() -> None:
     here, module = world(lost=(5, 6)), made()
     module.before_epoch(1, here)
     assert (module.surrogates < 0).nonzero().flatten().tolist() == [5, 6]
+    averages, kept = here.vectors(pooled)
+    wanted = kmeans(class_standardised(averages, torch.tensor([i % 4 for i in kept.tolist()])), 3, here.generator)
+    assert torch.equal(module.surrogates[kept], wanted)
     torch.manual_seed(4)
     with_it = module(here.batch(torch.tensor([0, 1, 2, 5])), torch.zeros(4, dtype=torch.int64))
     assert with_it.isfinite()
@@ -194,6 +200,17 @@ def test_what_is_refused() -> None:
         made(decorrelation=-1)
     with pytest.raises(ValueError, match="24 pictures cannot be put into 25 clusters; ask for fewer"):
         made(clusters=25).before_epoch(1, here)
+
+
+def test_its_file_is_its_constructor() -> None:
+    """The settings for CUB; what only a run knows is null."""
+    options = {name: p.default for name, p in inspect.signature(MIC).parameters.items() if p.default is not p.empty}
+    for_cub = {"dim": 128, "clusters": 30, "every": 3, "weight": 1.0, "decorrelation": 2500.0}
+    assert options == for_cub | {"hidden": 512, "margin": 0.2, "beta": 1.2}
+    conf = pytest.importorskip("omegaconf", reason="the extra `train` is not installed").OmegaConf
+    values = dict(conf.load(Path(str(files("roadmap.config.groups"))) / "auxiliary" / "mic.yaml"))
+    known = {"name": "mic"} | dict.fromkeys(("channels", "embedding_size", "pictures"))
+    assert values == known | options
 
 
 def test_by_name() -> None:

@@ -19,7 +19,7 @@ from roadmap.losses import pml
 from roadmap.losses.pml import RECIPES, MetricLearning
 
 from . import literal
-from .cases import drawn
+from .cases import differences, drawn
 from .test_baseline_parts import koleo_by_loops
 
 LABELS = [0, 0, 1, 1, 1, 2]  # the last one has no positive
@@ -90,6 +90,14 @@ def multi_similarity(s: literal.Matrix, P: literal.Mask, N: literal.Mask) -> flo
     return total / len(s)
 
 
+def check_gradient(found: Tensor | None, call: Callable[[literal.Matrix], float], at: Tensor) -> None:
+    """A gradient beside the differences of the loops."""
+    assert found is not None
+    expected = torch.tensor(differences(call, at.tolist()), dtype=torch.float64)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("with_gallery", [False, True], ids=["batch", "gallery"])
 @pytest.mark.parametrize(
     ("name", "transcription"),
@@ -104,38 +112,87 @@ def test_pair_recipes_are_their_equations(
     name: str, transcription: Callable[[literal.Matrix, literal.Mask, literal.Mask], float], with_gallery: bool
 ) -> None:
     x, gallery, s, P, N = situation(with_gallery)
+    leaves = [some.requires_grad_() for some in (x, gallery.get("ref_emb", x))]
     value = recipe(name)(x, torch.tensor(LABELS), **gallery)
+    value.backward()
     assert value.item() == pytest.approx(transcription(s, P, N), abs=1e-9)
+    queries, items = (leaf.tolist() for leaf in leaves)
+
+    def of_queries(rows: literal.Matrix) -> float:
+        return transcription(literal.cosines(rows, items if with_gallery else rows), P, N)
+
+    check_gradient(x.grad, of_queries, x)
+    if with_gallery:
+        check_gradient(leaves[1].grad, lambda rows: transcription(literal.cosines(queries, rows), P, N), leaves[1])
 
 
 @pytest.mark.parametrize("with_gallery", [False, True], ids=["batch", "gallery"])
 def test_irt_adds_the_entropy_of_the_batch(with_gallery: bool) -> None:
-    x, gallery, s, P, N = situation(with_gallery)
-    value = recipe("contrastive_irt")(x, torch.tensor(LABELS), **gallery)
-    assert value.item() == pytest.approx(contrastive(s, P, N) + 0.7 * koleo_by_loops(x.tolist()), abs=1e-9)
+    x, gallery, _, P, N = situation(with_gallery)
+    value = recipe("contrastive_irt")(x.requires_grad_(), torch.tensor(LABELS), **gallery)
+    value.backward()
+
+    def expected(rows: literal.Matrix) -> float:
+        s = literal.cosines(rows, gallery["ref_emb"].tolist() if with_gallery else rows)
+        return contrastive(s, P, N) + 0.7 * koleo_by_loops(rows)
+
+    assert value.item() == pytest.approx(expected(x.tolist()), abs=1e-9)
+    check_gradient(x.grad, expected, x)
+
+
+def softmax_of(logits: Callable[[float], float], smoothing: float = 0.0) -> Callable[[literal.Matrix], float]:
+    """-1/M sum_i log of the share of the label in e^logit of the scores with four classes; smoothed, a part of the
+    label's weight is shared by all classes."""
+
+    def value(s: literal.Matrix) -> float:
+        total = 0.0
+        for row, label in zip(s, LABELS, strict=True):
+            exponentials = [math.exp(logits(cosine)) for cosine in row]
+            for c, exponential in enumerate(exponentials):
+                weight = smoothing / len(row) + (1 - smoothing if c == label else 0)
+                total -= weight * math.log(exponential / sum(exponentials))
+        return total / len(s)
+
+    return value
+
+
+def check_classes(
+    name: str, weights: str, by_scores: Callable[[literal.Matrix], float], score: Callable[..., literal.Matrix]
+) -> None:
+    """Value, and gradients at the embeddings and at the class vectors, which are a row for each class."""
+    x, loss = drawn(6, 3, 1).requires_grad_(), recipe(name).double()
+    leaf = getattr(loss.loss, weights)
+    with torch.no_grad():
+        leaf.add_(0.3 * drawn(*leaf.shape, 7))
+    value = loss(x, torch.tensor(LABELS))
+    value.backward()
+    lying = leaf.shape[0] != 4
+    rows = (leaf.T if lying else leaf).tolist()
+    assert value.item() == pytest.approx(by_scores(score(x.tolist(), rows)), abs=1e-9)
+    check_gradient(x.grad, lambda some: by_scores(score(some, rows)), x)
+    found = leaf.grad.T if lying else leaf.grad
+    check_gradient(found, lambda some: by_scores(score(x.tolist(), some)), leaf.T if lying else leaf)
 
 
 @pytest.mark.parametrize(("name", "scale"), [("proxy_nca", 1), ("proxy_nca_pp", 9)])
 def test_proxy_nca_recipes_are_their_equation(name: str, scale: float) -> None:
-    x, _, _, _, _ = situation(False)
-    loss = recipe(name)
-    s = literal.cosines(x.tolist(), loss.loss.proxies.double().tolist())
-    total = 0.0
-    for i, label in enumerate(LABELS):
-        exponentials = [math.exp(-scale * (2 - 2 * s[i][c])) for c in range(4)]
-        total -= math.log(exponentials[label] / sum(exponentials))
-    assert loss(x, torch.tensor(LABELS)).item() == pytest.approx(total / 6, abs=1e-6)
+    check_classes(name, "proxies", softmax_of(lambda s: -scale * (2 - 2 * s)), literal.cosines)
 
 
 def test_normalised_softmax_is_its_equation() -> None:
-    x, _, _, _, _ = situation(False)
-    loss = recipe("normalised_softmax")
-    s = literal.cosines(x.tolist(), loss.loss.W.T.double().tolist())
-    total = 0.0
-    for i, label in enumerate(LABELS):
-        exponentials = [math.exp(s[i][c] / 0.05) for c in range(4)]
-        total -= math.log(exponentials[label] / sum(exponentials))
-    assert loss(x, torch.tensor(LABELS)).item() == pytest.approx(total / 6, abs=1e-6)
+    check_classes("normalised_softmax", "W", softmax_of(lambda s: s / 0.05), literal.cosines)
+
+
+def test_cross_entropy_is_its_equation() -> None:
+    def products(rows: literal.Matrix, weights: literal.Matrix) -> literal.Matrix:
+        return [[sum(a * b for a, b in zip(x, w, strict=True)) for w in weights] for x in rows]
+
+    check_classes("cross_entropy", "weight", softmax_of(lambda s: s, 0.1), products)
+    loss = recipe("cross_entropy").double()
+    loss(drawn(6, 3, 1), torch.tensor(LABELS)).backward()
+    # weights of zero: every class has a quarter, and the label (smoothed) 0.925 instead
+    expected = [1 / 4 - (0.1 / 4 + 0.9 * LABELS.count(c) / 6) for c in range(4)]
+    assert loss.loss.bias.grad.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_class_weights_start_at_the_released_lengths() -> None:
@@ -174,14 +231,22 @@ def test_distance_weighted_recipes_have_their_papers_settings() -> None:
 
 def test_margin_loss_is_its_equation() -> None:
     """Wu et al. 2017: [0.2 + d_ap - beta]+ + [0.2 - d_an + beta]+ over the non-zero terms; triplets given."""
-    x, _, s, _, _ = situation(False)
-    loss = MetricLearning(pml.margin_distance_weighted().loss)
+    x, _, _, _, _ = situation(False)
+    loss = MetricLearning(pml.margin_distance_weighted().loss).double()
     triplets = torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([4, 0])
-    terms = []
-    for a, p, n in zip(*(index.tolist() for index in triplets), strict=True):
-        terms += [max(0.0, 0.2 + euclidean(s[a][p]) - 1.2), max(0.0, 0.2 - euclidean(s[a][n]) + 1.2)]
-    expected = sum(terms) / sum(t > 0 for t in terms)
-    assert loss(x, torch.tensor(LABELS), triplets).item() == pytest.approx(expected, abs=1e-6)
+
+    def expected(rows: literal.Matrix, beta: float = 1.2) -> float:
+        s, terms = literal.cosines(rows, rows), []
+        for a, p, n in zip(*(index.tolist() for index in triplets), strict=True):
+            terms += [max(0.0, 0.2 + euclidean(s[a][p]) - beta), max(0.0, 0.2 - euclidean(s[a][n]) + beta)]
+        return sum(terms) / sum(t > 0 for t in terms)
+
+    value = loss(x.requires_grad_(), torch.tensor(LABELS), triplets)
+    value.backward()
+    assert value.item() == pytest.approx(expected(x.tolist()), abs=1e-6)
+    check_gradient(x.grad, expected, x)
+    slope = (expected(x.tolist(), 1.2 + 1e-6) - expected(x.tolist(), 1.2 - 1e-6)) / 2e-6
+    assert loss.loss.beta.grad.item() == pytest.approx(slope, abs=1e-6)
 
 
 def test_the_miner_is_called_with_the_gallery() -> None:

@@ -242,6 +242,15 @@ def test_ends_of_lam_are_the_two_terms() -> None:
     assert loss(x, LABELS).item() == pytest.approx(expected, abs=1e-11)
 
 
+@pytest.mark.parametrize("make", [SupRank, lambda *shape: ClusteredLoss(SupAP(), *shape)], ids=["suprank", "around"])
+def test_proxies_start_as_released(make: Any) -> None:
+    """Uniform within 1 / sqrt(D), so that they are about 0.58 long: rates are for that length."""
+    torch.manual_seed(0)
+    proxies = make(50, 64).clusters.proxies
+    assert 0.99 / 8 < proxies.abs().max().item() <= 1 / 8
+    assert torch.linalg.vector_norm(proxies, dim=1).mean().item() == pytest.approx(3**-0.5, rel=0.05)
+
+
 def test_no_query_without_a_class_counts_twice() -> None:
     """Every query counts in the proxy term, also one without a positive; in the term of the ranks it does not."""
     loss = SupRank(4, 3)
@@ -287,8 +296,9 @@ def test_what_cannot_be_clustered_is_refused() -> None:
 # --- SiMix
 
 
+@BOTH
 @pytest.mark.parametrize("gallery", [False, True, "own"], ids=["batch", "gallery", "some stand in it"])
-def test_mixtures_are_their_transcription(gallery: bool | str) -> None:
+def test_mixtures_are_their_transcription(gallery: bool | str, include_self: bool) -> None:
     x, labels = drawn(7, 3, 3), torch.tensor([0, 1, 0, 2, 1, 0, 3])
     items, item_labels, own, others = x, labels, torch.arange(7), {}
     if gallery:
@@ -303,9 +313,13 @@ def test_mixtures_are_their_transcription(gallery: bool | str) -> None:
     assert len(s) == 11
     assert len(s[0]) == {False: 11, True: 7, "own": 8}[gallery]
     assert places[7:] == {False: [7, 8, 9, 10], True: [-1] * 4, "own": [7, -1, -1, -1]}[gallery]
+    for row, place in zip(P, places, strict=True):
+        if include_self and place >= 0:
+            row[place] = True
     expected, _ = rank_literal.recall_at_k(s, P, N)
     torch.manual_seed(11)
-    assert RecallAtK(mix=True)(x, labels, **others).item() == pytest.approx(expected, abs=1e-11)
+    loss = RecallAtK(mix=True, include_self=include_self)
+    assert loss(x, labels, **others).item() == pytest.approx(expected, abs=1e-11)
 
 
 def test_gradients_of_mixtures() -> None:

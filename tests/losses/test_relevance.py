@@ -232,6 +232,12 @@ def test_a_tree_that_lacks_some_parents_is_a_tree() -> None:
     check_tree(torch.tensor([[0, -1, 4], [0, 2, 4], [-1, 2, 4], [1, 3, 5], [1, -1, -1]]), torch.zeros(0, 3))
 
 
+def test_a_class_under_two_grandparents_is_no_tree_though_its_parent_is_not_known() -> None:
+    table = torch.tensor([[0, -1, 4], [1, -1, 4], [1, 3, 5]])
+    with pytest.raises(ValueError, match="labels are no tree: 4 in column 2 lies under 0 and under 1 of column 0"):
+        HierarchicalAP()(drawn(3, 3, 0), table)
+
+
 @pytest.mark.parametrize("around", [lambda loss: Matryoshka(loss, [2, 3]), SphericalConstraint])
 def test_what_goes_around_a_loss_hands_paths_on(around: Callable[[nn.Module], nn.Module]) -> None:
     x, y, plain = drawn(6, 3, 0), paths(0, 0, 1, 2, 2, 3), torch.tensor([0, 0, 1, 2, 2, 3])

@@ -150,6 +150,9 @@ def test_copies_of_the_query_are_no_positives() -> None:
     P[0][1] = P[1][0] = False
     assert value.item() == pytest.approx(by_loops(s, P, N, ceiling=None, copies=None)[0], abs=1e-12)
     assert value.item() != pytest.approx(TripletSCT(ceiling=None, copies=None)(x, labels).item(), abs=1e-3)
+    # only what lies above the bound is a copy
+    assert one_query(0.5, 0.25, copies=0.5) == one_query(0.5, 0.25)
+    assert one_query(0.5, 0.25, copies=0.49)[0] == 0
 
 
 @given(st.integers(0, 2**31), st.sampled_from(["sct", "hn", "shn"]))
@@ -195,6 +198,12 @@ def test_what_it_refuses(options: dict[str, Any], error: type[Exception], messag
         TripletSCT(**options)
     with pytest.raises(error, match=message):
         triplet_sct(torch.zeros(1, 2), torch.tensor([[True, False]]), torch.tensor([[False, True]]), **options)
+
+
+def test_defaults_are_those_of_the_cited_numbers() -> None:
+    loss = TripletSCT()
+    assert (loss.method, loss.lam, loss.temperature, loss.positive) == ("sct", 1.0, 0.1, "easy")
+    assert (loss.ceiling, loss.copies) == (0.8, 0.9999)
 
 
 def test_its_words() -> None:

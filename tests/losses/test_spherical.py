@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from roadmap.losses import ROADMAP, Distributed, FastAP, HordeContrastive, Memory, SphericalConstraint, TripletSCT
+from roadmap.losses import (
+    HAPPIER,
+    ROADMAP,
+    ClusteredLoss,
+    Distributed,
+    FastAP,
+    HordeContrastive,
+    Memory,
+    SphericalConstraint,
+    SupRank,
+    TripletSCT,
+)
 from roadmap.losses.named import OWN, named_loss, required_options
 
 from .cases import CASES, Case, drawn
@@ -197,6 +208,18 @@ def test_in_the_added_form_lengths_count_once(inner: Any) -> None:
 def test_what_the_loss_inside_adds_for_the_batch_alone_counts_once_too() -> None:
     inner = named_loss("contrastive_irt")
     held, plain = Memory(SphericalConstraint(inner), size=12), Memory(inner, size=12)
+    for seed in range(3):
+        x = drawn(6, 3, seed)
+        expected = plain(x, LABELS).item() + by_loops(x.tolist())[0]
+        assert held(x, LABELS).item() == pytest.approx(expected, abs=1e-11)
+
+
+@pytest.mark.parametrize("inner", [SupRank, HAPPIER, lambda *shape: ClusteredLoss(ROADMAP(), *shape)])
+def test_a_memory_takes_ranks_with_class_vectors_within(inner: Any) -> None:
+    torch.manual_seed(0)
+    loss = inner(3, 3).double()
+    held, plain = Memory(SphericalConstraint(loss), size=12), Memory(loss, size=12)
+    assert held.form == plain.form == "joined"
     for seed in range(3):
         x = drawn(6, 3, seed)
         expected = plain(x, LABELS).item() + by_loops(x.tolist())[0]

@@ -271,6 +271,7 @@ def test_levels_have_names_and_nobody_to_find_is_nan():
         ({"query_paths": [1, 2, 3]}, ValueError, r"query_paths must have shape \(3, levels\)"),
         ({"query_paths": [[0, 0], [1, 0], [1, 1]]}, ValueError, "no tree: 1 items share a node of level 2"),
         ({"query_paths": [[0, 0], [-1, 0], [1, 1]]}, ValueError, "a node must have one parent"),
+        ({"query_paths": [[0, -1, 0], [1, -1, 0], [1, 1, 1]]}, ValueError, "1 items share a node of level 3"),
         ({"levels": ("a",)}, ValueError, "levels must be 2 different names"),
         ({"levels": ("a", "a")}, ValueError, "levels must be 2 different names"),
         ({"alpha": -1}, ValueError, "alpha must be >= 0"),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from roadmap.losses.arguments import check_share
-from roadmap.losses.clusters import Clusters
+from roadmap.losses.clusters import Clusters, WithoutClusters
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.terms import Terms
@@ -54,6 +54,11 @@ class ClusteredLoss(nn.Module):
     def embedding_size(self) -> int:
         """The dimension that the proxies were made for."""
         return int(self.clusters.proxies.shape[1])
+
+    @property
+    def against_memory(self) -> nn.Module:
+        """The loss without the proxies."""
+        return WithoutClusters(getattr(self.loss, "against_memory", self.loss), self.lam)
 
     def forward(
         self,

@@ -6,6 +6,7 @@ L_clust = -1/M Σ_i log( exp(cos(q_i, p_{y_i}) / temperature) / Σ_c exp(cos(q_i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,28 @@ class Clusters(nn.Module):
         if values_are_free_to_read(c.query_labels):
             outside_classes(c.query_labels, len(self.proxies))
         return c.query_labels.masked_fill(c.query_labels == UNKNOWN, UNKNOWN - 1)
+
+
+class WithoutClusters(nn.Module):
+    """(1 - lam) of the loss beside the clusters: what a memory compares with earlier batches.
+
+    The vectors of the classes draw the batch alone, and are in the loss of the batch already.
+    """
+
+    def __init__(self, loss: nn.Module, lam: float) -> None:
+        super().__init__()
+        self.loss, self.lam = loss, lam
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        value: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        return (1 - self.lam) * value
 
 
 def cluster_terms(proxy_scores: Tensor, classes: Tensor, temperature: float) -> Terms:

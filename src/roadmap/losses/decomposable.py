@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from roadmap.kernels import NDCG, LossRule, Measure, RankRule, ap_from_scores
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_flag, check_labels, check_number, check_scores, check_share
-from roadmap.losses.call import value_of_two_terms
-from roadmap.losses.clusters import Clusters, cluster_terms
+from roadmap.losses.call import forward_by_rule, value_of_one_term, value_of_two_terms
+from roadmap.losses.clusters import Clusters, WithoutClusters, cluster_terms
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.rank_ap import check_h_minus, mean_ap_loss, rank_terms
 from roadmap.losses.rank_recall import Share, recall_measure, recall_words
@@ -128,6 +128,16 @@ class SupRank(nn.Module):
         more = recall_words(ranks.measure_or_ap)
         return f"{said}, {more}" if more else said
 
+    @property
+    def embedding_size(self) -> int:
+        """The dimension that the proxies were made for."""
+        return int(self.clusters.proxies.shape[1])
+
+    @property
+    def against_memory(self) -> nn.Module:
+        """The loss without the proxies."""
+        return WithoutClusters(_Ranks(self.rule), self.lam)
+
     def forward(
         self,
         embeddings: Tensor,
@@ -148,3 +158,18 @@ class SupRank(nn.Module):
         return Terms.concatenation(rank_terms(c, self.rule), self.clusters.terms(c))
 
     value = value_of_two_terms
+
+
+class _Ranks(nn.Module):
+    """The rank loss alone."""
+
+    def __init__(self, rule: LossRule) -> None:
+        super().__init__()
+        self.rule = rule
+
+    forward = forward_by_rule
+
+    def terms(self, c: Comparison) -> Terms:
+        return rank_terms(c, self.rule)
+
+    value = value_of_one_term

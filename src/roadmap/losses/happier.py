@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from roadmap.losses.arguments import check_share
 from roadmap.losses.call import value_of_two_terms
-from roadmap.losses.clusters import Clusters
+from roadmap.losses.clusters import Clusters, WithoutClusters
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.hierarchical_ap import HierarchicalAP
 from roadmap.losses.relevance import SetGrades, TreeGrades
@@ -62,6 +62,11 @@ class HAPPIER(nn.Module):
 
     def extra_repr(self) -> str:
         return f"lam={self.lam}"
+
+    @property
+    def against_memory(self) -> nn.Module:
+        """The loss without the clusters."""
+        return WithoutClusters(self.h_ap, self.lam)
 
     def forward(
         self,

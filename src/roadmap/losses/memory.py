@@ -66,7 +66,8 @@ class Memory(nn.Module):
         if isinstance(loss, Memory):
             raise ValueError("the loss has a memory already; pass the loss inside it")
         inner = loss.loss if isinstance(loss, Distributed) else loss
-        if getattr(inner, "embedding_size", None) is not None and not hasattr(inner, "terms"):
+        takes_gallery = hasattr(inner, "terms") or takes_own(inner)
+        if getattr(inner, "embedding_size", None) is not None and not takes_gallery:
             raise ValueError(
                 "this loss compares embeddings with its own class weights and not with other pictures: a memory is no "
                 "use to it"

@@ -108,13 +108,19 @@ def check_tree(*tables: Tensor) -> None:
     """
     paths = torch.unique(torch.cat([table.long() for table in tables]), dim=0)
     for level in range(1, paths.shape[1]):
-        known = (paths[:, level - 1] != UNKNOWN) & (paths[:, level] != UNKNOWN)
-        links = torch.unique(paths[known][:, [level, level - 1]], dim=0)
-        twice = (links[1:, 0] == links[:-1, 0]).nonzero()
-        if len(twice):
-            child, one = links[twice[0, 0]].tolist()
-            other = int(links[twice[0, 0] + 1, 1])
-            raise ValueError(
-                f"labels are no tree: {child} in column {level} lies under {one} and under {other} of column "
-                f"{level - 1}; number the classes of a level over the whole tree, not anew under each parent"
-            )
+        for above in reversed(range(level)):  # where a parent is not known, a grandparent may be
+            _check_links(paths, level, above)
+
+
+def _check_links(paths: Tensor, level: int, above: int) -> None:
+    """A class of `level` lies under one class of the level `above`."""
+    known = (paths[:, above] != UNKNOWN) & (paths[:, level] != UNKNOWN)
+    links = torch.unique(paths[known][:, [level, above]], dim=0)
+    twice = (links[1:, 0] == links[:-1, 0]).nonzero()
+    if len(twice):
+        child, one = links[twice[0, 0]].tolist()
+        other = int(links[twice[0, 0] + 1, 1])
+        raise ValueError(
+            f"labels are no tree: {child} in column {level} lies under {one} and under {other} of column "
+            f"{above}; number the classes of a level over the whole tree, not anew under each parent"
+        )
