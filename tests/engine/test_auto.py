@@ -12,16 +12,17 @@ import pytest
 from PIL import Image
 
 from roadmap.config.composition import settings_from
-from roadmap.config.settings import DataSettings, HardwareSettings, Settings
+from roadmap.config.settings import DataSettings, HardwareSettings, MemorySettings, Settings
 from roadmap.data import Records, dataset
 from roadmap.engine import fit
-from roadmap.engine.auto import resolve, unresolved
+from roadmap.engine.auto import cautions, resolve, unresolved
+from roadmap.engine.forecast import plan
 from roadmap.engine.splits import division_of, sampler_of, splits_of
 from roadmap.models import hub as weights_hub
 from roadmap.models.network import untrained_retriever
 from roadmap.runs import Run
 
-from .worlds import summary, write_classes
+from .worlds import summary, tiny, write_classes
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,22 @@ def trains(found: Settings, divided: Records) -> None:
     assert batches.shape[1] == found.data.batch_size
     assert 0 <= batches.min() <= batches.max() < len(splits.train)
     assert splits.tests
+
+
+def test_what_is_rarely_meant_is_warned_of(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = tiny(pictures, tmp_path / "run")
+    assert cautions(usual) == []
+    alike = tiny(pictures, tmp_path / "run", data__batch_size=4, data__per_class=4)
+    (said,) = cautions(alike)
+    assert said.startswith("WARNING: each batch of 4 pictures is of one class, so that none is compared with another")
+    assert cautions(dataclasses.replace(alike, memory=MemorySettings(size=8))) == []
+    sec = dataclasses.replace(usual, loss={"name": "sec", "of": "smoothap"})
+    (said,) = cautions(sec)
+    assert said.endswith("which model.normalise=true makes 1; give model.normalise=false")
+    assert cautions(dataclasses.replace(sec, model=dataclasses.replace(sec.model, normalise=False))) == []
+    fit(alike)
+    assert "WARNING: each batch of 4 pictures is of one class" in capsys.readouterr().out
+    assert "WARNING: each batch of 4 pictures is of one class" in str(plan(alike))
 
 
 def test_where_nothing_is_left_open_nothing_is_looked_at(sized: Callable[[int], Path], hub: list[str]) -> None:

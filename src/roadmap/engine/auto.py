@@ -17,6 +17,7 @@ from roadmap.data.records import Ints
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.splits import MANY_CLASSES, held_out_classes
 from roadmap.hardware import device_of
+from roadmap.losses.named import OF_LENGTHS
 from roadmap.models import WeightsError
 from roadmap.models.backbones import SMALL_CNN, is_transformer, outline
 from roadmap.models.hub import check_hub, hub_file
@@ -58,6 +59,22 @@ def resolve(settings: Settings, records: Records, fetch: bool = True) -> tuple[S
     _choose_batches(choice)
     _choose_memory(choice)
     return Settings.from_dict(choice.settings.as_dict()), [*choice.warnings, *choice.reasons]
+
+
+def cautions(settings: Settings) -> list[str]:
+    """What can be trained and is rarely meant, a warning each; of settings in which nothing is left open."""
+    data, loss, found = settings.data, settings.loss["name"], []
+    if data.sampler == "m_per_class" and data.batch_size == data.per_class and settings.memory.size is None:
+        found.append(
+            f"{WARNING}each batch of {data.batch_size} pictures is of one class, so that none is compared with another "
+            "class; raise data.batch_size, or remember earlier batches with memory=xbm"
+        )
+    if settings.model.normalise and loss in OF_LENGTHS:
+        found.append(
+            f"{WARNING}the loss {loss} is about the length of vectors, which model.normalise=true makes 1; "
+            "give model.normalise=false"
+        )
+    return found
 
 
 def unresolved(settings: Settings) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from roadmap.config.settings import Settings
 from roadmap.data import fresh_pack
 from roadmap.data.pictures.compression import SMALLER
-from roadmap.engine.auto import WARNING, median_side, resolve
+from roadmap.engine.auto import WARNING, cautions, median_side, resolve
 from roadmap.engine.auxiliary import check_auxiliary
 from roadmap.engine.job import check_dims, check_judging
 from roadmap.engine.joining import hardware_here
@@ -113,7 +113,9 @@ def plan(settings: Settings) -> Plan:
             side = min(settings.data.side, median_side(part, part.name))  # smaller pictures are kept as they are
             disk += 4 * len(part) * side**2 // (SMALLER if compressed else 1)  # at a width of 4/3 of the height
     steps = settings.epochs * sampler.batches
-    return Plan(settings, [*splits.notes, *reasons, *drawn], pictures, steps, disk, _rate(model, settings))
+    return Plan(
+        settings, [*splits.notes, *cautions(settings), *reasons, *drawn], pictures, steps, disk, _rate(model, settings)
+    )
 
 
 def _rate(model: Retriever, settings: Settings) -> float:

@@ -15,7 +15,7 @@ from roadmap.config.settings import HardwareSettings, SettingError, Settings
 from roadmap.data import Records
 from roadmap.engine.ahead import import_thread, imports_of, pack_ahead
 from roadmap.engine.arithmetic import arithmetic_of
-from roadmap.engine.auto import resolve
+from roadmap.engine.auto import cautions, resolve
 from roadmap.engine.auxiliary import Constructor, check_auxiliary, name_of
 from roadmap.engine.display import Display
 from roadmap.engine.faults import explain_damage, explain_failures
@@ -96,7 +96,7 @@ def _new_job(
         at_the_end.callback(display.close)
         signals.folder = run.folder
         _store_division(run, splits.everything, found)
-    display.start(run.folder, settings, splits, [*reasons, *drawn], model, arithmetic, ranks)
+    display.start(run.folder, settings, splits, [*cautions(settings), *reasons, *drawn], model, arithmetic, ranks)
     imports.join()
     with explain_damage(settings):
         return job_of(settings, arithmetic, splits, sampler, model, run, display, signals, ranks, auxiliary)

@@ -99,6 +99,7 @@ BORROWED = (
 # Around another loss, which is an option.
 AROUND: dict[str, Callable[..., nn.Module]] = {"sec": sec, "clustered": clustered}
 NAMES = (*OWN, *BORROWED, *AROUND)
+OF_LENGTHS = ("sec",)  # which say something of the length of vectors, and nothing of vectors of length 1
 # What only the training run knows.
 FILLED_IN = {"num_classes": "the number of training classes", "embedding_size": "the dimensions of the embeddings"}
 
