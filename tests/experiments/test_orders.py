@@ -74,6 +74,31 @@ def test_an_order_that_is_reversed_says_so() -> None:
     assert row[6].text == "-0.97"
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ((None, None), ["cub", "resnet50"]),
+        (("cub", "resnet50_head"), ["cub", "resnet50_head in place of resnet50"]),
+        (("glyphs", None), ["glyphs in place of cub", "its small network in place of resnet50"]),
+    ],
+)
+def test_what_stands_in_for_pictures_or_network_stands_in_its_column(
+    place: tuple[str | None, str | None], told: list[str]
+) -> None:
+    table = experiment("table6", *place)
+    rows = {row.name: row for row in table.rows if row.dataset == "cub" and row.batch_size == 128}
+    found = []
+    for name, values in {"supap": [21.0, 21.5, 21.0], "roadmap": [20.0, 20.5, 20.1]}.items():
+        for seed, percent in enumerate(values):
+            one = outcome(rows[name], seed, percent)
+            tests = {"glyphs" if place[0] == "glyphs" else "cub": one.tests["cub"]}
+            found.append(dataclasses.replace(one, tests=tests))
+    sheet = claims_sheet([table], found)
+    assert sheet is not None
+    short = claims_in_short(claims([table], found, CHOSEN))
+    assert [[cell.text for cell in row[:2]] for row in (*sheet.rows, *short.rows)] == [told, told]
+
+
 def test_one_seed_speaks_of_nothing() -> None:
     assert claims_sheet([HEAD], outcomes({"supap": [21.0], "roadmap": [22.0]})) is None
 

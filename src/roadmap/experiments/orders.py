@@ -118,7 +118,7 @@ def claims_in_short(found: Sequence[Claim], pairs: Names = CLAIMS) -> Sheet:
     """A row for each setting, a column for each of `pairs`; what is shown, either way, is in bold."""
     settings: dict[tuple[str, str, str], dict[tuple[str, str], Claim]] = {}
     for one in found:
-        place = (one.second.dataset, _network(one, found), str(one.second.batch_size))
+        place = (*_place(one, found), str(one.second.batch_size))
         settings.setdefault(place, {})[one.first.name, one.second.name] = one
     columns = ("pictures", "network", "batch", "seeds", *(f"{second} over {first}" for first, second in pairs))
     rows = []
@@ -146,10 +146,13 @@ def choices_sheet(experiments: Sequence[Experiment], outcomes: Sequence[Outcome]
     return Sheet("", columns, tuple(rows)) if found else None
 
 
-def _network(one: Claim, among: Sequence[Claim]) -> str:
-    network = one.second.stand_in or one.second.backbone
+def _place(one: Claim, among: Sequence[Claim]) -> tuple[str, str]:
+    """Pictures and network of a claim, with what stands in for them."""
+    stand_ins = [part for part in one.second.stand_in.split(", ") if part]
+    pictures = next((part for part in stand_ins if part.endswith(f" of {one.second.dataset}")), one.second.dataset)
+    network = ", ".join(part for part in stand_ins if part != pictures) or one.second.backbone
     differ = len({other.extra for other in among if other.second.stand_in == one.second.stand_in}) > 1
-    return network + (f", with {' '.join(one.extra)}" if differ and one.extra else "")
+    return pictures, network + (f", with {' '.join(one.extra)}" if differ and one.extra else "")
 
 
 def _claim_row(one: Claim, called: str, among: Sequence[Claim]) -> tuple[Cell, ...]:
@@ -158,7 +161,7 @@ def _claim_row(one: Claim, called: str, among: Sequence[Claim]) -> tuple[Cell, .
     interval = "-" if math.isnan(test.low) else f"{test.low:+.2f} to {test.high:+.2f}"
     compared = f"{second.name} over {one.first.name}"
     measured = [f"{test.difference:+.2f}", interval, str(test.n), _told(one.p)]
-    place = [second.dataset, _network(one, among), str(second.batch_size)]
+    place = [*_place(one, among), str(second.batch_size)]
     return row([*place, compared, called, points, *measured, one.verdict])
 
 
