@@ -11,7 +11,7 @@ import torch
 
 from roadmap.config.settings import Settings
 from roadmap.data import fresh_pack
-from roadmap.data.pictures.compression import SMALLER
+from roadmap.data.pictures.packing import expected_bytes
 from roadmap.engine.auto import WARNING, cautions, median_side, resolve
 from roadmap.engine.auxiliary import check_auxiliary
 from roadmap.engine.job import check_dims, check_judging
@@ -111,7 +111,7 @@ def plan(settings: Settings) -> Plan:
         compressed = settings.data.pack == "compressed"
         if settings.data.pack != "no" and fresh_pack(part, settings.data.side, compressed=compressed) is None:
             side = min(settings.data.side, median_side(part, part.name))  # smaller pictures are kept as they are
-            disk += 4 * len(part) * side**2 // (SMALLER if compressed else 1)  # at a width of 4/3 of the height
+            disk += expected_bytes(part, side, compressed)
     steps = settings.epochs * sampler.batches
     return Plan(
         settings, [*splits.notes, *cautions(settings), *reasons, *drawn], pictures, steps, disk, _rate(model, settings)

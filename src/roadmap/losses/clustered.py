@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from roadmap.losses.arguments import check_share
 from roadmap.losses.clusters import Clusters, WithoutClusters
 from roadmap.losses.comparison import Comparison
+from roadmap.losses.distributed import against_memory
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.terms import Terms
 
@@ -58,7 +59,7 @@ class ClusteredLoss(nn.Module):
     @property
     def against_memory(self) -> nn.Module:
         """The loss without the proxies."""
-        return WithoutClusters(getattr(self.loss, "against_memory", self.loss), self.lam)
+        return WithoutClusters(against_memory(self.loss), self.lam)
 
     def forward(
         self,

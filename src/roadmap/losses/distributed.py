@@ -221,6 +221,12 @@ def takes_paths(loss: nn.Module) -> bool:
     return bool(getattr(loss, "takes_paths", False))
 
 
+def against_memory(loss: nn.Module) -> nn.Module:
+    """What a memory compares with earlier batches: the loss without what it adds for the batch alone."""
+    found: nn.Module = getattr(loss, "against_memory", loss)
+    return found
+
+
 def _moved(pairs: Sequence[Tensor] | None, rows: int, columns: int) -> list[Tensor] | None:
     """Indices that count from `rows` and `columns` on."""
     if pairs is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from roadmap.losses.arguments import check_count, check_number
 from roadmap.losses.comparison import Comparison
-from roadmap.losses.distributed import Distributed, takes_own, takes_paths
+from roadmap.losses.distributed import Distributed, against_memory, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_instance, check_module
 from roadmap.losses.terms import Terms
 
@@ -78,7 +78,7 @@ class Matryoshka(nn.Module):
     @property
     def against_memory(self) -> nn.Module:
         """What a memory compares with earlier batches: without what the loss adds for the batch alone."""
-        parts = [getattr(loss, "against_memory", loss) for loss in self.losses]
+        parts = [against_memory(loss) for loss in self.losses]
         if all(part is loss for part, loss in zip(parts, self.losses, strict=True)):
             return self
         of_size = dict(zip(self.dims, parts, strict=False))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_count, check_embeddings, check_flag, check_labels, check_number, plain
-from roadmap.losses.distributed import Distributed, Items, takes_own, takes_paths
+from roadmap.losses.distributed import Distributed, Items, against_memory, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_module
 from roadmap.losses.processes import Processes
 from roadmap.losses.ring import NOBODY, Ints, Ring
@@ -197,7 +197,7 @@ class Memory(nn.Module):
         """By the loss itself, of the whole batch."""
         places = {"own": torch.arange(len(batch.all), device=batch.all.device)} if joined else {}
         # what a loss adds for the batch alone is in the loss of the batch already
-        loss = self.inner if vectors is None or joined else getattr(self.inner, "against_memory", self.inner)
+        loss = self.inner if vectors is None or joined else against_memory(self.inner)
         value: Tensor = loss(batch.all, batch.labels, None, vectors, labels, **places)
         return value
 

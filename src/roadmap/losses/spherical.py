@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from roadmap.kernels.precision import at_least_float32
 from roadmap.losses.arguments import check_number
-from roadmap.losses.distributed import Distributed, takes_own, takes_paths
+from roadmap.losses.distributed import Distributed, against_memory, takes_own, takes_paths
 from roadmap.losses.metric_learning import check_module
 
 
@@ -65,8 +65,7 @@ class SphericalConstraint(nn.Module):
 
     @property
     def against_memory(self) -> nn.Module:
-        found: nn.Module = getattr(self.loss, "against_memory", self.loss)
-        return found
+        return against_memory(self.loss)
 
     @property
     def takes_own(self) -> bool:
