@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from roadmap import __version__
+from roadmap.names import printable
 from roadmap.search.index import Index
 from roadmap.search.manifest import check_origin
 from roadmap.search.service import changing, searching
@@ -212,8 +213,7 @@ def _problem(
     more = dict(headers or {}) | ({} if retry is None else {"retry-after": str(retry)})
     if status in (408, 413):
         more["connection"] = "close"  # the rest of the request is not read
-    said = reason.encode("utf-8", "backslashreplace").decode()  # a stranger's text need not be valid
-    return JSONResponse({"error": said}, status, headers=more)
+    return JSONResponse({"error": printable(reason)}, status, headers=more)  # a stranger's text need not be valid
 
 
 def _words(errors: Sequence[Any]) -> str:
