@@ -267,11 +267,11 @@ def test_levels_have_names_and_nobody_to_find_is_nan():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"query_paths": torch.zeros(3, 2)}, TypeError, "query_paths must hold integers, got torch.float32"),
-        ({"query_paths": [1, 2, 3]}, ValueError, r"query_paths must have shape \(3, levels\)"),
-        ({"query_paths": [[0, 0], [1, 0], [1, 1]]}, ValueError, "no tree: 1 items share a node of level 2"),
-        ({"query_paths": [[0, 0], [-1, 0], [1, 1]]}, ValueError, "a node must have one parent"),
-        ({"query_paths": [[0, -1, 0], [1, -1, 0], [1, 1, 1]]}, ValueError, "1 items share a node of level 3"),
+        ({"query_labels": torch.zeros(3, 2)}, TypeError, "query_labels must hold integers, got torch.float32"),
+        ({"query_labels": [1, 2, 3]}, ValueError, r"query_labels must have shape \(3, levels\)"),
+        ({"query_labels": [[0, 0], [1, 0], [1, 1]]}, ValueError, "no tree: 1 items share a node of level 2"),
+        ({"query_labels": [[0, 0], [-1, 0], [1, 1]]}, ValueError, "a node must have one parent"),
+        ({"query_labels": [[0, -1, 0], [1, -1, 0], [1, 1, 1]]}, ValueError, "1 items share a node of level 3"),
         ({"levels": ("a",)}, ValueError, "levels must be 2 different names"),
         ({"levels": ("a", "a")}, ValueError, "levels must be 2 different names"),
         ({"alpha": -1}, ValueError, "alpha must be >= 0"),
@@ -281,16 +281,16 @@ def test_levels_have_names_and_nobody_to_find_is_nan():
         ({"weights": (float("inf"), 1)}, ValueError, "weights must be 2 numbers >= 0, finite"),
         ({"weights": (0, 0)}, ValueError, "not all 0"),
         ({"ties": "best"}, ValueError, "ties must be one of"),
-        ({"gallery": torch.ones(2, 3)}, ValueError, "gallery came without gallery_paths"),
+        ({"gallery": torch.ones(2, 3)}, ValueError, "gallery came without gallery_labels"),
         (
-            {"gallery": torch.ones(2, 3), "gallery_paths": [[0], [1]]},
+            {"gallery": torch.ones(2, 3), "gallery_labels": [[0], [1]]},
             ValueError,
-            "query_paths have 2 levels and gallery_paths 1",
+            "query_labels have 2 levels and gallery_labels 1",
         ),
         ({"query_index": [0, 1, 2]}, ValueError, "query_index came without a gallery"),
     ],
 )
 def test_bad_arguments_are_named(change, error, message):
-    arguments = {"queries": torch.ones(3, 3), "query_paths": [[0, 0], [0, 1], [1, 2]]} | change
+    arguments = {"queries": torch.ones(3, 3), "query_labels": [[0, 0], [0, 1], [1, 2]]} | change
     with pytest.raises(error, match=message):
         graded_metrics(**arguments)

@@ -17,8 +17,8 @@ from roadmap.kernels import clusters as kernels
 from roadmap.kernels.rules import AP_COUNT, AP_SUM
 from roadmap.losses.arguments import check_count, check_number, outside_classes, plain, values_are_free_to_read
 from roadmap.losses.comparison import Comparison
-from roadmap.losses.relevance import UNKNOWN
 from roadmap.losses.terms import Terms
+from roadmap.metrics.grades import UNKNOWN
 
 
 class Clusters(nn.Module):

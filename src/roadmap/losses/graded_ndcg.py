@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -14,15 +14,9 @@ from roadmap.losses.call import value_of_one_term
 from roadmap.losses.graded_terms import forward_by_grades, fused_by_grades, terms_by_grades
 from roadmap.losses.hierarchical_ap import exact_value
 from roadmap.losses.rank_ndcg import SupNDCG
-from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeRelevance
+from roadmap.losses.relevance import Relevance, SetRelevance, TreeRelevance
 from roadmap.losses.terms import ap_terms
-
-Gain = Literal["exponential", "linear"]
-
-
-def check_gain(gain: str) -> None:
-    if gain not in get_args(Gain):
-        raise ValueError(f"gain must be 'exponential' or 'linear', got {gain!r}")
+from roadmap.metrics.grades import Gain, SetGrades, check_gain
 
 
 def ndcg(

@@ -11,8 +11,8 @@ from roadmap.losses.call import value_of_two_terms
 from roadmap.losses.clusters import Clusters, WithoutClusters
 from roadmap.losses.comparison import Comparison
 from roadmap.losses.hierarchical_ap import HierarchicalAP
-from roadmap.losses.relevance import SetGrades, TreeGrades
 from roadmap.losses.terms import Terms
+from roadmap.metrics.grades import SetGrades, TreeGrades
 
 
 class HAPPIER(nn.Module):

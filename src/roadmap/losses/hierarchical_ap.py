@@ -14,8 +14,9 @@ from roadmap.losses.arguments import check_flag, check_graded_scores, check_numb
 from roadmap.losses.call import value_of_one_term
 from roadmap.losses.graded_terms import forward_by_grades, fused_by_grades, terms_by_grades
 from roadmap.losses.rank_ap import SupAP
-from roadmap.losses.relevance import Relevance, SetGrades, SetRelevance, TreeGrades, TreeRelevance
+from roadmap.losses.relevance import Relevance, SetRelevance, TreeRelevance
 from roadmap.losses.terms import ap_terms
+from roadmap.metrics.grades import SetGrades, TreeGrades
 
 
 def h_ap(scores: Tensor, grades: Tensor, *, reduction: Literal["mean", "none"] = "mean") -> Tensor:

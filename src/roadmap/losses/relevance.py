@@ -6,16 +6,22 @@ Both first say how close two items are (0: not at all), then turn the closeness 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from roadmap.losses.arguments import check_number
-
-UNKNOWN = -1  # in a path: this level is not known, and matches nothing
-TreeGrades = Literal["shared", "levels", "nested"]
-SetGrades = Literal["iou", "count"]
+from roadmap.metrics.grades import (
+    UNKNOWN,
+    SetGrades,
+    TreeGrades,
+    check_set_grades,
+    common_labels,
+    finest_shared_level,
+    set_grades,
+    tree_grades,
+)
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,7 @@ class TreeRelevance:
 
     def closeness(self, queries: Tensor, gallery: Tensor, dtype: torch.dtype) -> Tensor:
         """How many levels each pair shares, (M, N) int16: those down to the deepest that is equal and known."""
-        found = torch.zeros(len(queries), len(gallery), dtype=torch.int16, device=queries.device)
-        for level in range(queries.shape[1]):
-            mine, others = queries[:, level, None], gallery[None, :, level]
-            found = found.masked_fill((mine == others) & (mine != UNKNOWN), level + 1)
-        return found
+        return finest_shared_level(queries[:, None], gallery[None])
 
     def weights(self, depth: int) -> tuple[float, ...]:
         """Of levels 1 to `depth`: l^alpha, or w_l where the grades are nested."""
@@ -57,12 +59,7 @@ class TreeRelevance:
 
     def grades(self, closeness: Tensor, depth: int, dtype: torch.dtype) -> Tensor:
         """(M, N), 0 where the closeness is 0; `depth` is the number of levels."""
-        found = torch.zeros(closeness.shape, dtype=dtype, device=closeness.device)
-        for level, weight in enumerate(self.weights(depth), 1):
-            here = closeness >= level if self.kind == "nested" else closeness == level
-            size = 1 if self.kind == "levels" else here.sum(1, keepdim=True).clamp(min=1).to(dtype)
-            found = found + here * (weight / size)
-        return found
+        return tree_grades(closeness, self.kind, self.weights(depth), dtype)
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,12 @@ class SetRelevance:
     kind: SetGrades = "iou"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(SetGrades):
-            raise ValueError(f"sets must be 'iou' or 'count', got {self.kind!r}")
+        check_set_grades(self.kind)
 
     def closeness(self, queries: Tensor, gallery: Tensor, dtype: torch.dtype) -> Tensor:
-        """(M, N). Float32 counts to 2^24 without an error, with TF32 too, but not under autocast."""
-        with torch.autocast(queries.device.type, enabled=False):
-            mine, others = queries.float(), gallery.float()
-            common = (mine @ others.T).to(dtype)
-        if self.kind == "count":
-            return common
-        return common / (mine.sum(1, keepdim=True) + others.sum(1) - common).clamp(min=1)
+        """(M, N)."""
+        common = common_labels(queries, gallery).to(dtype)
+        return set_grades(common, queries.sum(1, keepdim=True), gallery.sum(1), self.kind)
 
     def grades(self, closeness: Tensor, depth: int, dtype: torch.dtype) -> Tensor:
         """The closeness itself, (M, N)."""

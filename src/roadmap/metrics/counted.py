@@ -86,6 +86,11 @@ def average_precision(
     return ap.nanmean() if reduction == "mean" else ap
 
 
+def query_value_names(ks: Sequence[int]) -> list[str]:
+    """What `query_values` computes."""
+    return [*(f"R@{k}" for k in ks), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
+
+
 def query_values(counts: PositiveCounts, ks: Sequence[int], ties: Ties) -> dict[str, Tensor]:
     """Every metric of every query, (n,) float64; each query must have a positive."""
     hits = {f"R@{k}": hit(counts, k, ties) for k in ks}

@@ -1,31 +1,35 @@
-"""Metrics where items are relevant by degrees, from a tree of labels: exact, and streamed in tiles.
+"""Metrics where items are relevant by degrees, from a tree of labels, from sets of labels, or pair by pair: exact, and
+streamed in tiles.
 
-As in `roadmap.metrics.ranking`, every value follows from counts: of the items that share nothing with a query, how many
-score at least as high as each of those that do. See docs/metrics.md for definitions, ties and memory.
+As in `roadmap.metrics.ranking`, every value follows from counts: of the items that are not relevant to a query, how
+many score at least as high as each of those that are. See docs/metrics.md for definitions, ties and memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from roadmap.metrics.counted import Ties, check_ties
+from roadmap.metrics.counted import PositiveCounts, Ties, check_ties, query_value_names, query_values
+from roadmap.metrics.degrees import Degrees, GivenGrades, LabelSets, PairDegrees, TreeDegrees
 from roadmap.metrics.graded_values import (
     GradedCounts,
     average_set_intersection,
-    decaying_relevance,
     discounted_gain,
     hierarchical_average_precision,
+    level_counts,
     level_values,
-    weighted_relevance,
 )
-from roadmap.metrics.levels import Paths, coarsest_nodes, node_numbers, shared_levels
+from roadmap.metrics.grades import Gain, SetGrades, TreeGrades, check_gain, check_set_grades
+from roadmap.metrics.labels import are_sets, label_sets
+from roadmap.metrics.levels import Paths, node_numbers
 from roadmap.metrics.ranking import (
     check_pair,
     chunk_limits,
@@ -35,25 +39,29 @@ from roadmap.metrics.ranking import (
     vectors_and_exclusions,
     whole_numbers,
 )
-from roadmap.metrics.relevance import Ignored, relevance
+from roadmap.metrics.relevance import Ignored
 from roadmap.metrics.vectors import Vectors
 
 GRADED = ("H-AP", "ASI", "NDCG")
 # Bytes that the tables of one chunk of queries take for each of their places (measured: about 290).
 CELL_BYTES = 384
+Kind = Literal["paths", "sets", "grades"]
 
 
 @overload
 def graded_metrics(
     queries: Vectors,
-    query_paths: Paths,
+    query_labels: Paths | None = ...,
     gallery: Vectors | None = ...,
-    gallery_paths: Paths | None = ...,
+    gallery_labels: Paths | None = ...,
     ks: int | Sequence[int] = ...,
     *,
+    grades: Tensor | ArrayLike | None = ...,
     levels: Sequence[str] | None = ...,
     alpha: float = ...,
     weights: Sequence[float] | None = ...,
+    sets: SetGrades | None = ...,
+    gain: Gain = ...,
     query_index: Tensor | ArrayLike | None = ...,
     ignore: Ignored | None = ...,
     ties: Ties = ...,
@@ -66,14 +74,17 @@ def graded_metrics(
 @overload
 def graded_metrics(
     queries: Vectors,
-    query_paths: Paths,
+    query_labels: Paths | None = ...,
     gallery: Vectors | None = ...,
-    gallery_paths: Paths | None = ...,
+    gallery_labels: Paths | None = ...,
     ks: int | Sequence[int] = ...,
     *,
+    grades: Tensor | ArrayLike | None = ...,
     levels: Sequence[str] | None = ...,
     alpha: float = ...,
     weights: Sequence[float] | None = ...,
+    sets: SetGrades | None = ...,
+    gain: Gain = ...,
     query_index: Tensor | ArrayLike | None = ...,
     ignore: Ignored | None = ...,
     ties: Ties = ...,
@@ -86,14 +97,17 @@ def graded_metrics(
 @torch.no_grad()
 def graded_metrics(
     queries: Vectors,
-    query_paths: Paths,
+    query_labels: Paths | None = None,
     gallery: Vectors | None = None,
-    gallery_paths: Paths | None = None,
+    gallery_labels: Paths | None = None,
     ks: int | Sequence[int] = (1,),
     *,
+    grades: Tensor | ArrayLike | None = None,
     levels: Sequence[str] | None = None,
     alpha: float = 1.0,
     weights: Sequence[float] | None = None,
+    sets: SetGrades | None = None,
+    gain: Gain = "exponential",
     query_index: Tensor | ArrayLike | None = None,
     ignore: Ignored | None = None,
     ties: Ties = "pessimistic",
@@ -101,78 +115,164 @@ def graded_metrics(
     memory: int = 512 << 20,
     progress: bool | None = None,
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, Tensor]]:
-    """Means over the queries of H-AP, ASI and NDCG, and of R@k and mAP@R at each level of a tree of labels.
+    """Means over the queries of H-AP, ASI and NDCG; and of R@k and mAP@R at each level of a tree of labels, or, where
+    labels are sets or there are grades, of all that `retrieval_metrics` says of the items that are relevant at all.
 
     Args:
         queries: (M, D) vectors of any float type, normalised here.
-        query_paths: (M, L) integers, from the coarsest level to the class; negative where a level is not known, which
-            is shared with nobody. A node has one parent.
+        query_labels: paths in a tree, (M, L) integers, from the coarsest level to the class; negative where a level is
+            not known, which is shared with nobody; a node has one parent. Or sets of labels, (M, C) bool.
         gallery, query_index, ignore, ties, memory, progress: as for `retrieval_metrics`.
-        gallery_paths: (N, L) of the gallery.
-        ks: the k of each level's Recall@k.
-        levels: L names; None for "level 1" (the coarsest) to "level L".
-        alpha: of H-AP: an item whose finest shared level is l has relevance (l / L)^alpha / (number of such items).
-        weights: of H-AP: L weights, with which it is the weighted mean of the APs of the levels, in place of alpha.
+        gallery_labels: (N, L) or (N, C) of the gallery.
+        ks: the k of Recall@k.
+        grades: (M, N), how relevant each item is to each query, in the place of labels: above 0 for positives, 0 for
+            negatives, below 0 for those in no ranking. Without a gallery (M, M); the diagonal is not looked at.
+        levels: of a tree: L names; None for "level 1" (the coarsest) to "level L".
+        alpha: of a tree, in H-AP: an item whose finest shared level is l has relevance (l / L)^alpha / (number of such
+            items).
+        weights: of a tree, in H-AP: L weights, with which it is the weighted mean of the APs of the levels, in place of
+            alpha.
+        sets: of sets, how relevant an item is: "iou", labels in common over labels together; "count", labels in common.
+            None: "iou" by H-AP, "count" by NDCG and ASI, as the losses `HierarchicalAP` and `GradedNDCG` have it.
+        gain: of NDCG: "exponential", 2^grade - 1, or "linear", the grade; in a tree the grade is the level.
         per_query: return also the values of each query, (M,) float64, NaN where there is nothing to find.
 
     Returns:
         {"H-AP", "ASI", "NDCG", "level 1 R@1", "level 1 mAP@R", ..., "queries", "queries_without_positives": with whom
-        nobody shares a level}; each mean is over the queries that have something to find at that level. With
+        nobody shares a level or label}; each mean is over the queries that have something to find at that level. For
+        sets and grades {..., "NDCG", "R@1", ..., "P@1", "R-precision", "mAP@R", "mAP", "AP loss", ...}. With
         `per_query`, a pair: that dict, and the values of each query.
     """
     check_ties(ties)
+    check_gain(gain)
     ks = whole_numbers(ks)
-    check_pair(gallery, gallery_paths, "gallery_paths")
+    _check_kinds(query_labels, gallery, gallery_labels, grades)
     q, g, excluded = vectors_and_exclusions(queries, gallery, query_index, ignore)
-    q_paths, g_paths = node_numbers(query_paths, len(q), gallery_paths, len(g), q.device)
-    depth = q_paths.shape[1]
-    names = _level_names(levels, depth)
-    rule = _Rule(ks, names, _relevance_of(alpha, weights, depth), ties, *_tables(len(g), q.device))
-    wanted = relevance(*coarsest_nodes(q_paths, g_paths), excluded)
-    values: dict[str, Tensor] = {}
-    with progress_bar(int((wanted.positives > 0).sum()), progress) as advance:
-        for some in wanted.chunks(*chunk_limits(memory, q, g, CELL_BYTES)):
-            columns, out = wanted.columns(some)
-            shared = shared_levels(q_paths[some], g_paths, columns)
+    table = _table(query_labels, gallery_labels, grades, sets, gain, q, g)
+    _check_options(table, levels=levels, weights=weights, alpha=None if alpha == 1 else alpha, sets=sets)
+    limits = chunk_limits(memory, q, g, CELL_BYTES, 0 if table is None else 5 * table.width)
+    degrees: Degrees
+    beside: _Levels | _Plain
+    if table is None:
+        assert query_labels is not None
+        paths = node_numbers(query_labels, len(q), gallery_labels, len(g), q.device)
+        beside = _Levels(ks, ties, _level_names(levels, paths[0].shape[1]), paths[0] >= 0)
+        degrees = TreeDegrees.of(*paths, *_tree_rule(alpha, weights, paths[0].shape[1]), excluded)
+    else:
+        beside, degrees = _Plain(ks, ties), PairDegrees.of(table, len(g), excluded, limits[0])
+    values = {name: q.new_full((len(q),), torch.nan, dtype=torch.float64) for name in (*GRADED, *beside.names())}
+    rule = _Rule(gain, ties, *_tables(len(g), q.device))
+    with progress_bar(int((degrees.positives > 0).sum()), progress) as advance:
+        for some in degrees.chunks(*limits):
+            tables = degrees.tables(some).by_degree()
             own = some if gallery is None else None
-            known = q_paths[some] >= 0
-            counts = _graded_counts(q[some], g, columns, shared, known, out, ties, own, advance)
-            for name, value in rule.values(counts).items():
-                values.setdefault(name, value.new_full((len(q),), torch.nan))[some] = value
-    nothing = torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device)
-    values = {name: values.get(name, nothing) for name in rule.value_names()}
+            counts, order = counts_and_order(q[some], g, tables.columns, tables.excluded, ties, own, advance)
+            closeness, rel = (
+                torch.where(counts.valid, degree.gather(1, order), 0.0)
+                for degree in (tables.closeness, tables.relevance)
+            )
+            found = rule.values(GradedCounts(counts, closeness, rel)) | beside.values(counts, closeness, some)
+            for name, value in found.items():
+                values[name][some] = value
     # each mean is over the queries that have a value
     means = {name: means_of({name: value}, ~value.isnan())[name] for name, value in values.items()}
-    summary = means | means_of({}, wanted.positives > 0)
+    summary = means | means_of({}, degrees.positives > 0)
     return (summary, {name: value.cpu() for name, value in values.items()}) if per_query else summary
+
+
+def _check_kinds(queries: Paths | None, gallery: object, labels: Paths | None, grades: object) -> None:
+    """Labels of one kind on both sides, or grades and no labels."""
+    if grades is not None:
+        if queries is not None or labels is not None:
+            raise ValueError("grades came with labels, and each says how relevant an item is; leave one of them out")
+        return
+    if queries is None:
+        raise ValueError("query_labels are missing: give paths in a tree, sets of labels, or grades in their place")
+    check_pair(gallery, labels, "gallery_labels")
+    if labels is not None and are_sets(queries) != are_sets(labels):
+        kinds = ["sets" if are_sets(some) else "paths" for some in (queries, labels)]
+        raise TypeError(f"query_labels are {kinds[0]} and gallery_labels are {kinds[1]}; give both as one kind")
+
+
+def _table(
+    query_labels: Paths | None,
+    gallery_labels: Paths | None,
+    grades: Tensor | ArrayLike | None,
+    sets: SetGrades | None,
+    gain: Gain,
+    queries: Tensor,
+    gallery: Tensor,
+) -> LabelSets | GivenGrades | None:
+    """What says pair by pair how relevant an item is; None where a tree does."""
+    if grades is not None:
+        return GivenGrades(_grade_table(grades, len(queries), len(gallery)), gain, queries.device)
+    if query_labels is None or not are_sets(query_labels):
+        return None
+    if sets is not None:
+        check_set_grades(sets)
+    return LabelSets(*label_sets(query_labels, len(queries), gallery_labels, len(gallery), queries.device), sets)
+
+
+def _check_options(table: LabelSets | GivenGrades | None, **options: object) -> None:
+    """Refuses what was given and says nothing of this kind of labels."""
+    kind = "paths" if table is None else "sets" if isinstance(table, LabelSets) else "grades"
+    for name, value in options.items():
+        of = "sets" if name == "sets" else "paths"
+        if value is not None and kind != of:
+            raise ValueError(f"{name}={value!r} is for labels that are {of}, and these are {kind}; leave it out")
 
 
 @dataclass(frozen=True)
 class _Rule:
     """What is computed of counts."""
 
-    ks: tuple[int, ...]
-    levels: tuple[str, ...]
-    relevance: Callable[[Tensor], Tensor]
+    gain: Gain
     ties: Ties
     discounts: Tensor
     harmonics: Tensor
 
-    def value_names(self) -> list[str]:
-        each = [*(f"R@{k}" for k in self.ks), "mAP@R"]
-        return [*GRADED, *(f"{level} {name}" for level in self.levels for name in each)]
-
     def values(self, counts: GradedCounts) -> dict[str, Tensor]:
-        """Every metric of every query, (n,) float64."""
-        found = {
-            "H-AP": hierarchical_average_precision(counts, self.relevance(counts.sizes()), self.ties),
+        """Every metric by degrees of every query, (n,) float64."""
+        return {
+            "H-AP": hierarchical_average_precision(counts, self.ties),
             "ASI": average_set_intersection(counts, self.harmonics, self.ties),
-            "NDCG": discounted_gain(counts, self.discounts, self.ties),
+            "NDCG": discounted_gain(counts, self.discounts, self.gain, self.ties),
         }
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """What is found at each level of a tree; `known` says at which levels a query knows where it stands, (M, L)."""
+
+    ks: tuple[int, ...]
+    ties: Ties
+    levels: tuple[str, ...]
+    known: Tensor
+
+    def names(self) -> list[str]:
+        return [f"{level} {name}" for level in self.levels for name in (*(f"R@{k}" for k in self.ks), "mAP@R")]
+
+    def values(self, counts: PositiveCounts, closeness: Tensor, queries: Tensor) -> dict[str, Tensor]:
+        found = {}
         for number, level in enumerate(self.levels, start=1):
-            for name, value in level_values(counts, number, self.ks, self.ties).items():
+            keep = (closeness >= number) & self.known[queries, number - 1, None]
+            for name, value in level_values(level_counts(counts, keep), self.ks, self.ties).items():
                 found[f"{level} {name}"] = value
         return found
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """What is found of the items that are relevant at all."""
+
+    ks: tuple[int, ...]
+    ties: Ties
+
+    def names(self) -> list[str]:
+        return query_value_names(self.ks)
+
+    def values(self, counts: PositiveCounts, closeness: Tensor, queries: Tensor) -> dict[str, Tensor]:
+        return query_values(counts, self.ks, self.ties)
 
 
 def _tables(places: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -184,22 +284,16 @@ def _tables(places: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return discounts, harmonics
 
 
-def _graded_counts(
-    queries: Tensor,
-    gallery: Tensor,
-    columns: Tensor,
-    shared: Tensor,
-    known: Tensor,
-    excluded: Tensor,
-    ties: Ties,
-    own: Tensor | None,
-    advance: Callable[[int], object],
-) -> GradedCounts:
-    """Counts of n queries, whose positives come in the worst order of ties: coarse levels first."""
-    order = shared.sort(dim=1, stable=True).indices
-    columns, shared = columns.gather(1, order), shared.gather(1, order)
-    counts, ranked = counts_and_order(queries, gallery, columns, excluded, ties, own, advance)
-    return GradedCounts(counts, torch.where(counts.valid, shared.gather(1, ranked), 0), known)
+def _grade_table(grades: Tensor | ArrayLike, queries: int, gallery: int) -> Tensor:
+    """As a tensor, where they lie: tiles of them are looked at later."""
+    found = grades.detach() if isinstance(grades, Tensor) else torch.as_tensor(np.asarray(grades))
+    if found.is_complex():
+        raise TypeError(f"grades must be real numbers, got {found.dtype}")
+    if tuple(found.shape) != (queries, gallery):
+        raise ValueError(
+            f"grades must have shape (queries, gallery), here ({queries}, {gallery}), got {tuple(found.shape)}"
+        )
+    return found
 
 
 def _level_names(levels: Sequence[str] | None, depth: int) -> tuple[str, ...]:
@@ -211,12 +305,15 @@ def _level_names(levels: Sequence[str] | None, depth: int) -> tuple[str, ...]:
     return names
 
 
-def _relevance_of(alpha: float, weights: Sequence[float] | None, depth: int) -> Callable[[Tensor], Tensor]:
+def _tree_rule(alpha: float, weights: Sequence[float] | None, depth: int) -> tuple[TreeGrades, list[float]]:
+    """Which relevance, and the weights of the levels."""
     if weights is None:
-        if not alpha >= 0:
-            raise ValueError(f"alpha must be >= 0: a finer level is no less relevant than a coarser one, got {alpha}")
-        return lambda sizes: decaying_relevance(sizes, alpha)
+        if not 0 <= alpha < math.inf:
+            raise ValueError(
+                f"alpha must be >= 0 and finite: a finer level is no less relevant than a coarser one, got {alpha}"
+            )
+        return "shared", [(level / depth) ** alpha for level in range(1, depth + 1)]
     given = [float(weight) for weight in weights]
     if len(given) != depth or min(given) < 0 or not 0 < sum(given) < math.inf:
         raise ValueError(f"weights must be {depth} numbers >= 0, finite and not all 0, one a level, got {weights!r}")
-    return lambda sizes: weighted_relevance(sizes, given)
+    return "nested", given

@@ -1,7 +1,7 @@
-"""Metrics of one query each where items are relevant by degrees: H-AP, NDCG, ASI, and R@k and mAP@R of every level.
+"""Metrics of one query each where items are relevant by degrees: H-AP, NDCG, ASI, and R@k and mAP@R of a level.
 
-The items that share a level with a query are its positives, here from the highest score down and, of equal scores, from
-the coarsest level they share to the finest: the worst of all orders, by every metric but H-AP. That one is defined by
+The items that have a degree of relevance are the positives of a query, here from the highest score down and, of equal
+scores, from the least relevant to the most: the worst of all orders, by every metric but H-AP. That one is defined by
 who scores at least as high, as AP is in Eq 1, and knows no order of equals.
 """
 
@@ -22,6 +22,7 @@ from roadmap.metrics.counted import (
     tied_groups,
     worst_rank,
 )
+from roadmap.metrics.grades import Gain, gains
 from roadmap.metrics.vectors import fixed_order_sum
 
 # Numbers held at once while the mean over the orders of tied items is taken.
@@ -29,103 +30,102 @@ ORDERS_AT_ONCE = 1 << 20
 
 
 class GradedCounts(NamedTuple):
-    """n queries and their positives, P at most."""
+    """n queries and their positives, P at most. Both degrees are float64, above 0, and 0 in a filled-up place."""
 
     positives: PositiveCounts
-    levels: Tensor  # (n, P) int64: the finest level shared, from 1 to L; 0 in a filled-up place
-    known: Tensor  # (n, L) bool: the levels at which the query knows where it stands
-
-    @property
-    def depth(self) -> int:
-        return self.known.shape[1]
-
-    def sizes(self) -> Tensor:
-        """(n, depth) how many items share each level and no finer one: |Omega^(l)|."""
-        return torch.stack([(self.levels == level).sum(1) for level in range(1, self.depth + 1)], dim=1)
-
-    def among_first(self, level: int) -> Tensor:
-        """(n, P + 1): how many of the first 0, 1, ..., P positives share exactly this level."""
-        return torch.nn.functional.pad((self.levels == level).cumsum(1), (1, 0))
+    closeness: Tensor  # (n, P) by NDCG and ASI: the finest level shared, labels in common, or the grade
+    relevance: Tensor  # (n, P) by H-AP: its rel
 
 
-def decaying_relevance(sizes: Tensor, alpha: float) -> Tensor:
-    """(n, depth + 1) rel of levels 0 to depth: (l / L)^alpha / |Omega^(l)|; 0 where no item has that level."""
-    depth = sizes.shape[1]
-    share = (torch.arange(1, depth + 1, device=sizes.device, dtype=torch.float64) / depth) ** alpha
-    return torch.nn.functional.pad(torch.where(sizes > 0, share / sizes.clamp(min=1), 0.0), (1, 0))
-
-
-def weighted_relevance(sizes: Tensor, weights: Sequence[float]) -> Tensor:
-    """(n, depth + 1) rel of levels 0 to depth: the sum over p <= l of w_p / (items that share level p).
-
-    With these H-AP is the mean of the APs of the levels, weighted by w.
-    """
-    reached = _at_least(sizes)
-    each = sizes.new_tensor(weights, dtype=torch.float64) / reached.clamp(min=1)
-    return torch.nn.functional.pad(torch.where(reached > 0, each, 0.0).cumsum(1), (1, 0))
-
-
-def hierarchical_average_precision(c: GradedCounts, relevance: Tensor, ties: Ties) -> Tensor:
+def hierarchical_average_precision(c: GradedCounts, ties: Ties) -> Tensor:
     """H-AP (Ramzi et al., ECCV 2022): sum over k of H-rank+(k) / rank(k), over the sum of rel(k).
 
     H-rank+(k) = rel(k) + sum over the positives j before k of min(rel(k), rel(j)).
     """
-    counts, own = c.positives, relevance.gather(1, c.levels)
-    at_least = torch.zeros_like(own)
-    above = torch.zeros_like(own)
-    for level in range(1, c.depth + 1):
-        both, first = torch.minimum(own, relevance[:, level, None]), c.among_first(level)
-        at_least += both * first.gather(1, counts.positives_at_least.long())
-        if ties == "mean":
-            above += both * first.gather(1, counts.positives_above.long())
+    counts, own = c.positives, c.relevance
+    at_least = sums_of_lesser(own, counts.positives_at_least)
     if ties == "pessimistic":
         each = at_least / (counts.positives_at_least + counts.negatives_at_least)
     else:
+        above = sums_of_lesser(own, counts.positives_above)
         above_positive, above_negative, group = tied_groups(counts)
         others = (at_least - above - own) / (group - 1).clamp(min=1)
         each = expected_ratio(above + own, others, above_positive + above_negative, group, group)
     return _row_sums(each, counts.valid) / _row_sums(own, counts.valid)
 
 
-def discounted_gain(c: GradedCounts, discounts: Tensor, ties: Ties) -> Tensor:
-    """NDCG with gains 2^level - 1 and discounts 1 / log2(1 + rank), over the whole ranking.
+def sums_of_lesser(values: Tensor, first: Tensor) -> Tensor:
+    """(n, P): for each place k the sum of min(values_k, values_j) over the places j < first_k of its row.
+
+    A row's values are numbered in ascending order and told apart bit by bit, the highest first: with those that differ
+    from k in no higher bit, and have 0 where k has 1, the value j is the lesser; the other way round it is k's own. All
+    of one kind are then moved to the left, in their order, so that those alike remain a range: one that ends where the
+    first of them did. So it takes log2(distinct values) steps, and not a step for each pair.
+    """
+    number = _numbers(values)
+    found = torch.zeros_like(values)
+    start, end = torch.zeros_like(first), first  # where those of the first places lie that are like k so far
+    moved, value = number, values
+    for bit in reversed(range(int(number.max()).bit_length())):
+        low, mine = moved >> bit & 1 == 0, number >> bit & 1 == 0
+        lows = torch.nn.functional.pad(low.cumsum(1), (1, 0))
+        sums = torch.nn.functional.pad(torch.where(low, value, 0.0).cumsum(1), (1, 0))
+        start_low, end_low = lows.gather(1, start), lows.gather(1, end)
+        highs = (end - start) - (end_low - start_low)
+        found += torch.where(mine, values * highs, sums.gather(1, end) - sums.gather(1, start))
+        total = lows[:, -1:]
+        place = torch.arange(low.shape[1], device=low.device) - lows[:, :-1]
+        place = torch.where(low, lows[:, :-1], total + place)
+        start, end = (
+            torch.where(mine, lower, total + some - lower) for some, lower in ((start, start_low), (end, end_low))
+        )
+        moved = torch.empty_like(moved).scatter_(1, place, moved)
+        value = torch.empty_like(value).scatter_(1, place, value)
+    return found + values * (end - start)
+
+
+def _numbers(values: Tensor) -> Tensor:
+    """(n, P) from 0 on in the order of the values of a row; of equal values the same."""
+    rising = values.sort(dim=1).values
+    steps = torch.nn.functional.pad((rising[:, 1:] != rising[:, :-1]).cumsum(1), (1, 0))
+    return steps.gather(1, torch.searchsorted(rising, values))
+
+
+def discounted_gain(c: GradedCounts, discounts: Tensor, gain: Gain, ties: Ties) -> Tensor:
+    """NDCG with discounts 1 / log2(1 + rank), over the whole ranking.
 
     Args:
         discounts: (N + 1,) discounts of the first 0, 1, ... places, added up.
     """
-    counts = c.positives
-    gains = 2.0 ** c.levels.double() - 1
+    counts, gained = c.positives, gains(c.closeness, gain)
     if ties == "pessimistic":
-        found = gains / torch.log2(1 + worst_rank(counts))
+        found = gained / torch.log2(1 + worst_rank(counts))
     else:
         above, group = _places(counts)
-        found = gains * (discounts[above + group] - discounts[above]) / group
-    reached = torch.nn.functional.pad(_at_least(c.sizes()), (0, 1))
-    steps = discounts[reached[:, :-1]] - discounts[reached[:, 1:]]
-    best = (2.0 ** torch.arange(1, c.depth + 1, device=steps.device, dtype=torch.float64) - 1) * steps
-    return _row_sums(found, counts.valid) / best.sum(1)
+        found = gained * (discounts[above + group] - discounts[above]) / group
+    best = gained.sort(dim=1, descending=True).values
+    places = torch.arange(2, best.shape[1] + 2, device=best.device, dtype=best.dtype)
+    return _row_sums(found, counts.valid) / fixed_order_sum(best / places.log2())
 
 
 def average_set_intersection(c: GradedCounts, harmonics: Tensor, ties: Ties) -> Tensor:
     """ASI: the mean over n = 1..R of the share of the first n that the best ranking has among its first n, too.
 
-    R is the number of positives; items that share the same level are alike. The j-th item of level l stands at place
-    e = S + j of the best ranking, S being the number of items with finer levels, so it counts from n = max(its place,
-    e) on: R times ASI is the sum over the items of 1/max + ... + 1/R.
+    R is the number of positives; items of one closeness are alike. The j-th item of a closeness stands at place
+    e = S + j of the best ranking, S being the number of closer items, so it counts from n = max(its place, e) on: R
+    times ASI is the sum over the items of 1/max + ... + 1/R.
 
     Args:
         harmonics: (N + 1,) the harmonic numbers H(0), H(1), ...
     """
     counts = c.positives
     total = counts.valid.sum(1)
-    finer = torch.nn.functional.pad(_at_least(c.sizes()), (1, 1))[:, 1:]  # of level l - 1: those that share level l
-    number = torch.zeros_like(c.levels)  # of an item among those of its level
-    for level in range(1, c.depth + 1):
-        number = torch.where(c.levels == level, c.among_first(level)[:, 1:], number)
-    best = finer.gather(1, c.levels) + number
+    order = c.closeness.sort(dim=1, descending=True, stable=True).indices
+    places = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
+    best = torch.empty_like(order).scatter_(1, order, places)
     found = _reach(worst_rank(counts).long(), best, total[:, None], harmonics)
     if ties == "mean":
-        found = _expected_reach(c, found, best, number, total, harmonics)
+        found = _expected_reach(c, found, best, total, harmonics)
     return _row_sums(found, counts.valid) / total
 
 
@@ -135,22 +135,14 @@ def _reach(place: Tensor, best: Tensor, total: Tensor, harmonics: Tensor) -> Ten
     return harmonics[total] - harmonics[first - 1]
 
 
-def _expected_reach(
-    c: GradedCounts, found: Tensor, best: Tensor, number: Tensor, total: Tensor, harmonics: Tensor
-) -> Tensor:
+def _expected_reach(c: GradedCounts, found: Tensor, best: Tensor, total: Tensor, harmonics: Tensor) -> Tensor:
     """`found`, with the mean over all orders in the place of the items that tie.
 
-    The j-th of m items of a level in a group of g stands at the group's place r with probability
+    The j-th of m items of a closeness in a group of g stands at the group's place r with probability
     C(r-1, j-1) C(g-r, m-j) / C(g, m).
     """
     above, group = _places(c.positives)
-    before, tied = torch.zeros_like(number), torch.zeros_like(number)
-    for level in range(1, c.depth + 1):
-        first = c.among_first(level)
-        higher = first.gather(1, c.positives.positives_above.long())
-        mine = c.levels == level
-        before = torch.where(mine, higher, before)
-        tied = torch.where(mine, first.gather(1, c.positives.positives_at_least.long()) - higher, tied)
+    number, alike = _runs(c)
     row, column = (c.positives.valid & (group > 1)).nonzero(as_tuple=True)
     if not len(row):
         return found
@@ -159,10 +151,21 @@ def _expected_reach(
     for i, k in zip(*(torch.split(some, max(1, ORDERS_AT_ONCE // widest)) for some in (row, column)), strict=True):
         size = group[i, k, None]
         place = torch.arange(1, int(size.max()) + 1, device=row.device)[None]
-        chance = _chances(place, (number - before)[i, k, None], tied[i, k, None], size)
+        chance = _chances(place, number[i, k, None], alike[i, k, None], size)
         reach = _reach(above[i, k, None] + place, best[i, k, None], total[i, None], harmonics)
         found[i, k] = fixed_order_sum(chance * reach)
     return found
+
+
+def _runs(c: GradedCounts) -> tuple[Tensor, Tensor]:
+    """Of each positive among those of its score and closeness, who stand side by side: the how-manieth, of how many."""
+    score, closeness = c.positives.positives_above, c.closeness
+    new = (score[:, 1:] != score[:, :-1]) | (closeness[:, 1:] != closeness[:, :-1])
+    run = torch.nn.functional.pad(new.cumsum(1), (1, 0))
+    sizes = torch.zeros_like(run).scatter_add_(1, run, torch.ones_like(run))
+    before = sizes.cumsum(1) - sizes
+    place = torch.arange(1, run.shape[1] + 1, device=run.device)
+    return place - before.gather(1, run), sizes.gather(1, run)
 
 
 def _chances(r: Tensor, j: Tensor, m: Tensor, g: Tensor) -> Tensor:
@@ -177,10 +180,9 @@ def _chances(r: Tensor, j: Tensor, m: Tensor, g: Tensor) -> Tensor:
     return torch.where(possible, logs.exp(), 0.0)
 
 
-def level_counts(c: GradedCounts, level: int) -> PositiveCounts:
-    """Counts for those that share `level`, by which everyone else is a negative."""
-    counts = c.positives
-    keep = (c.levels >= level) & counts.valid & c.known[:, level - 1, None]
+def level_counts(counts: PositiveCounts, keep: Tensor) -> PositiveCounts:
+    """Counts for the positives to `keep`, (n, P), by which everyone else is a negative."""
+    keep = keep & counts.valid
     first = torch.nn.functional.pad(keep.cumsum(1), (1, 0))
     at_least = first.gather(1, counts.positives_at_least.long())
     above = first.gather(1, counts.positives_above.long())
@@ -193,16 +195,10 @@ def level_counts(c: GradedCounts, level: int) -> PositiveCounts:
     return PositiveCounts(valid, rest[0], rest[1], rest[2], rest[3] if len(rest) > 3 else None)
 
 
-def level_values(c: GradedCounts, level: int, ks: Sequence[int], ties: Ties) -> dict[str, Tensor]:
-    """R@k and mAP@R of a level, (n,) float64; NaN for a query with which nobody shares it."""
-    counts = level_counts(c, level)
+def level_values(counts: PositiveCounts, ks: Sequence[int], ties: Ties) -> dict[str, Tensor]:
+    """R@k and mAP@R, (n,) float64; NaN for a query without positives."""
     values = {f"R@{k}": hit(counts, k, ties) for k in ks} | {"mAP@R": average_precision_at_r(counts, ties)}
     return {name: torch.where(counts.valid.any(1), value, torch.nan) for name, value in values.items()}
-
-
-def _at_least(sizes: Tensor) -> Tensor:
-    """(n, depth) how many items share each level, from how many share it and no finer one."""
-    return sizes.flip(1).cumsum(1).flip(1)
 
 
 def _places(counts: PositiveCounts) -> tuple[Tensor, Tensor]:

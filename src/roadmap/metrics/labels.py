@@ -1,4 +1,4 @@
-"""Class labels of queries and gallery as integers: integers as they are, strings numbered together."""
+"""Labels of queries and gallery: classes as integers, as they are or strings numbered together; and sets of labels."""
 
 from __future__ import annotations
 
@@ -57,3 +57,28 @@ def _strings(given: Labels, found: NDArray[np.generic], name: str) -> NDArray[np
             f"{name} must be all integers or all strings, got {type(others[0]).__name__} {others[0]!r} among them"
         )
     return found.astype(np.str_)
+
+
+def are_sets(labels: Labels) -> bool:
+    """Whether labels are sets of them, (N, C) bool, and not numbers or names."""
+    return (labels.dtype if isinstance(labels, Tensor) else np.asarray(labels).dtype) in (torch.bool, np.bool_)
+
+
+def label_sets(
+    query_labels: Labels, queries: int, gallery_labels: Labels | None, gallery: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Sets of both as (M, C) and (N, C) bool on `device`; without a gallery the same tensor twice."""
+    q = _sets(query_labels, queries, "query_labels")
+    g = q if gallery_labels is None else _sets(gallery_labels, gallery, "gallery_labels")
+    if q.shape[1] != g.shape[1]:
+        raise ValueError(f"query_labels are of {q.shape[1]} labels and gallery_labels of {g.shape[1]}; they must agree")
+    return q.to(device), g.to(device)
+
+
+def _sets(given: Labels, count: int, name: str) -> Tensor:
+    found = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    if found.ndim != 2 or len(found) != count or found.shape[1] == 0:
+        raise ValueError(
+            f"{name} must have shape ({count}, labels), a set for each vector, got {tuple(found.shape)} of bool"
+        )
+    return found

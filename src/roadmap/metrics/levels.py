@@ -7,9 +7,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-Paths = Tensor | ArrayLike
+from roadmap.metrics.grades import UNKNOWN, finest_shared_level
 
-UNKNOWN = -1
+Paths = Tensor | ArrayLike
 
 
 def node_numbers(
@@ -23,10 +23,10 @@ def node_numbers(
         TypeError: not integers.
         ValueError: not one path for each vector, other levels in the gallery, or no tree.
     """
-    q = _integers(query_paths, queries, "query_paths")
-    g = q if gallery_paths is None else _integers(gallery_paths, gallery, "gallery_paths")
+    q = _integers(query_paths, queries, "query_labels")
+    g = q if gallery_paths is None else _integers(gallery_paths, gallery, "gallery_labels")
     if q.shape[1] != g.shape[1]:
-        raise ValueError(f"query_paths have {q.shape[1]} levels and gallery_paths {g.shape[1]}; they must agree")
+        raise ValueError(f"query_labels have {q.shape[1]} levels and gallery_labels {g.shape[1]}; they must agree")
     both = (q if gallery_paths is None else torch.cat([q, g])).to(device)
     numbers = torch.stack([_numbers(column) for column in both.T], dim=1)
     _check_tree(numbers)
@@ -84,9 +84,5 @@ def coarsest_nodes(queries: Tensor, gallery: Tensor) -> tuple[Tensor, Tensor]:
 
 def shared_levels(queries: Tensor, gallery: Tensor, columns: Tensor) -> Tensor:
     """(n, P) the finest level, from 1, that each query (n, L) shares with the items (N, L) it names; 0 for none."""
-    items = columns.clamp(min=0)
-    found = torch.zeros_like(columns)
-    for level in range(queries.shape[1]):
-        node = queries[:, level, None]
-        found = torch.where((gallery[:, level][items] == node) & (node >= 0), level + 1, found)
+    found = finest_shared_level(queries[:, None], gallery[columns.clamp(min=0)])
     return torch.where(columns >= 0, found, 0)

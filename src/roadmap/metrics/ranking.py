@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roadmap.kernels.counts import counts_at_least, implementation, pair_scores
 from roadmap.kernels.tiled_counts import working_bytes
-from roadmap.metrics.counted import PositiveCounts, Ties, check_ties, query_values
+from roadmap.metrics.counted import PositiveCounts, Ties, check_ties, query_value_names, query_values
 from roadmap.metrics.labels import Labels, class_numbers
 from roadmap.metrics.relevance import Exclusions, Ignored, exclusions, relevance
 from roadmap.metrics.vectors import Vectors, unit_queries_and_gallery, unit_vectors
@@ -104,8 +104,7 @@ def retrieval_metrics(
     check_pair(gallery, gallery_labels, "gallery_labels")
     q, g, excluded = vectors_and_exclusions(queries, gallery, query_index, ignore)
     wanted = relevance(*class_numbers(query_labels, len(q), gallery_labels, len(g), q.device), excluded)
-    names = [*(f"R@{k}" for k in ks), "P@1", "R-precision", "mAP@R", "mAP", "AP loss"]
-    values = {name: torch.full((len(q),), torch.nan, dtype=torch.float64, device=q.device) for name in names}
+    values = {name: q.new_full((len(q),), torch.nan, dtype=torch.float64) for name in query_value_names(ks)}
     with progress_bar(int((wanted.positives > 0).sum()), progress) as advance:
         for some in wanted.chunks(*chunk_limits(memory, q, g)):
             own = some if gallery is None else None
@@ -218,10 +217,12 @@ def whole_numbers(ks: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(checked))
 
 
-def chunk_limits(memory: int, queries: Tensor, gallery: Tensor, cell_bytes: int = CELL_BYTES) -> tuple[int, int]:
+def chunk_limits(
+    memory: int, queries: Tensor, gallery: Tensor, cell_bytes: int = CELL_BYTES, label_bytes: int = 0
+) -> tuple[int, int]:
     """Places in the tables of a chunk, and queries in a chunk, that fit into `memory` bytes."""
     fixed = working_bytes(gallery)
-    row = 2 * queries.shape[1] * queries.element_size()  # a query, gathered
+    row = 2 * queries.shape[1] * queries.element_size() + label_bytes  # a query, gathered
     free = memory - fixed
     if free < cell_bytes * 64 + row:
         raise ValueError(

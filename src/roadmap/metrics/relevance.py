@@ -24,6 +24,10 @@ class Exclusions:
     items: Tensor  # (X,) int64 gallery indices, query after query
     offsets: Tensor  # (M + 1,) int64: those of query i are items[offsets[i] : offsets[i + 1]]
 
+    def counts(self) -> Tensor:
+        """(M,) how many each query has."""
+        return self.offsets[1:] - self.offsets[:-1]
+
     def table(self, queries: Tensor) -> Tensor:
         """(n, E) items of the given queries, filled up with -1."""
         start, count = self.offsets[queries], self.offsets[queries + 1] - self.offsets[queries]
@@ -67,17 +71,22 @@ class Relevance:
         if not len(relevant):
             return
         by_place = relevant[self.start[relevant].argsort(stable=True)]  # small classes first, a class together
-        size = self.size[by_place].cpu().numpy()
-        excluded = (self.excluded.offsets[1:] - self.excluded.offsets[:-1])[by_place].cpu().numpy()
-        first = 0
-        while first < len(size):
-            # a table is as wide as its widest row: at most about twice the narrowest
-            alike = np.searchsorted(size, 2 * size[first] + 8, side="right") - first
-            reach = slice(first, first + min(int(alike), queries))
-            width = np.maximum.accumulate(size[reach]) + np.maximum.accumulate(excluded[reach])
-            taken = max(1, int((width * np.arange(1, len(width) + 1) <= cells).sum()))
-            yield by_place[first : first + taken]
-            first += taken
+        yield from chunks_of_tables(by_place, self.size[by_place], self.excluded.counts()[by_place], cells, queries)
+
+
+def chunks_of_tables(order: Tensor, size: Tensor, excluded: Tensor, cells: int, queries: int) -> Iterator[Tensor]:
+    """`order`, a list of queries, in chunks of at most so many, whose tables have so many `cells`, unless one query has
+    more. `size` and `excluded` say how wide the rows of these queries are; sizes ascend."""
+    wide, beside = size.cpu().numpy(), excluded.cpu().numpy()
+    first = 0
+    while first < len(wide):
+        # a table is as wide as its widest row: at most about twice the narrowest
+        alike = np.searchsorted(wide, 2 * wide[first] + 8, side="right") - first
+        reach = slice(first, first + min(int(alike), queries))
+        width = np.maximum.accumulate(wide[reach]) + np.maximum.accumulate(beside[reach])
+        taken = max(1, int((width * np.arange(1, len(width) + 1) <= cells).sum()))
+        yield order[first : first + taken]
+        first += taken
 
 
 def relevance(query_labels: Tensor, gallery_labels: Tensor, excluded: Exclusions) -> Relevance:
@@ -95,7 +104,7 @@ def relevance(query_labels: Tensor, gallery_labels: Tensor, excluded: Exclusions
     start = torch.where(known, group_start[found], 0)
     size = torch.where(known, count[found], 0)
 
-    repeats = excluded.offsets[1:] - excluded.offsets[:-1]
+    repeats = excluded.counts()
     owner = torch.repeat_interleave(torch.arange(len(repeats), device=repeats.device), repeats)
     at = place[excluded.items]
     lost = (at >= start[owner]) & (at < start[owner] + size[owner])
