@@ -30,7 +30,7 @@ ORDERS_AT_ONCE = 1 << 20
 
 
 class GradedCounts(NamedTuple):
-    """n queries and their positives, P at most. Both degrees are float64, above 0, and 0 in a filled-up place."""
+    """n queries and their positives, P at most. Both degrees are float64, and 0 in a filled-up place."""
 
     positives: PositiveCounts
     closeness: Tensor  # (n, P) by NDCG and ASI: the finest level shared, labels in common, or the grade
@@ -43,26 +43,26 @@ def hierarchical_average_precision(c: GradedCounts, ties: Ties) -> Tensor:
     H-rank+(k) = rel(k) + sum over the positives j before k of min(rel(k), rel(j)).
     """
     counts, own = c.positives, c.relevance
-    at_least = sums_of_lesser(own, counts.positives_at_least)
+    at_least = sums_of_lesser(own, counts.positives_at_least, counts.valid)
     if ties == "pessimistic":
         each = at_least / (counts.positives_at_least + counts.negatives_at_least)
     else:
-        above = sums_of_lesser(own, counts.positives_above)
+        above = sums_of_lesser(own, counts.positives_above, counts.valid)
         above_positive, above_negative, group = tied_groups(counts)
         others = (at_least - above - own) / (group - 1).clamp(min=1)
         each = expected_ratio(above + own, others, above_positive + above_negative, group, group)
     return _row_sums(each, counts.valid) / _row_sums(own, counts.valid)
 
 
-def sums_of_lesser(values: Tensor, first: Tensor) -> Tensor:
-    """(n, P): for each place k the sum of min(values_k, values_j) over the places j < first_k of its row.
+def sums_of_lesser(values: Tensor, first: Tensor, valid: Tensor) -> Tensor:
+    """(n, P): for each place k the sum of min(values_k, values_j) over the valid places j < first_k of its row.
 
     A row's values are numbered in ascending order and told apart bit by bit, the highest first: with those that differ
     from k in no higher bit, and have 0 where k has 1, the value j is the lesser; the other way round it is k's own. All
     of one kind are then moved to the left, in their order, so that those alike remain a range: one that ends where the
     first of them did. So it takes log2(distinct values) steps, and not a step for each pair.
     """
-    number = _numbers(values)
+    number = _numbers(values.masked_fill(~valid, torch.inf))  # how many places are filled up does not show
     found = torch.zeros_like(values)
     start, end = torch.zeros_like(first), first  # where those of the first places lie that are like k so far
     moved, value = number, values
