@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roadmap.atomic import whole_file
-from roadmap.data import UNLABELLED, Tree
+from roadmap.data import UNLABELLED, Tags, Tree
 
 # What the parts are called in files from elsewhere; ours come first.
 NAMES = {
@@ -30,6 +30,8 @@ NAMES = {
     "about": ("about",),
     "tree": ("tree",),
     "tree_names": ("tree_names",),
+    "tags": ("tags",),
+    "tag_names": ("tag_names",),
 }
 NEEDED = ("vectors", "labels")
 
@@ -46,6 +48,7 @@ class Embeddings:
         about: plain JSON values: "model" (its digest), "name", "crop", "precision", "dataset", "root" (the folder that
             ids are relative to), "skipped" (picture -> why it could not be embedded).
         tree: where they stand in a tree of labels, whose finest level is `labels`; None where there is none.
+        tags: the tags of each, any number; None where there are none.
     """
 
     vectors: Tensor
@@ -54,6 +57,7 @@ class Embeddings:
     class_names: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     tree: Tree | None = None
+    tags: Tags | None = None
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not self.vectors.is_floating_point():
@@ -71,6 +75,8 @@ class Embeddings:
             )
         if self.tree is not None and not np.array_equal(self.tree.paths[:, -1], self.labels.cpu().numpy()):
             raise ValueError("the finest level of the tree must be the labels, one path for each vector")
+        if self.tags is not None and len(self.tags) != len(self):
+            raise ValueError(f"there are tags of {len(self.tags)} pictures, but {len(self)} vectors")
         self._check_classes()
 
     def _check_classes(self) -> None:
@@ -92,8 +98,11 @@ class Embeddings:
     def select(self, rows: Tensor) -> Embeddings:
         """Those of some rows (int64), in that order."""
         ids = None if self.ids is None else tuple(self.ids[i] for i in rows.tolist())
-        tree = None if self.tree is None else self.tree.select(rows.cpu().numpy())
-        return dataclasses.replace(self, vectors=self.vectors[rows], labels=self.labels[rows], ids=ids, tree=tree)
+        at = rows.cpu().numpy()
+        tree = None if self.tree is None else self.tree.select(at)
+        tags = None if self.tags is None else self.tags.select(at)
+        vectors, labels = self.vectors[rows], self.labels[rows]
+        return dataclasses.replace(self, vectors=vectors, labels=labels, ids=ids, tree=tree, tags=tags)
 
     def save(self, path: str | Path) -> None:
         """Write a .npz or .safetensors file, whole or not at all."""
@@ -151,6 +160,7 @@ def _load_npz(path: Path) -> Embeddings:
         class_names or _strings(arrays.get("class_names", np.array([], dtype=str))),
         _description(str(arrays["about"]) if "about" in arrays else None),
         _tree(arrays.get("tree"), str(arrays["tree_names"]) if "tree_names" in arrays else None, path),
+        _tags(arrays.get("tags"), _strings(arrays.get("tag_names", np.array([], dtype=str))), path),
     )
 
 
@@ -161,7 +171,7 @@ def _load_safetensors(path: Path) -> Embeddings:
         with safe_open(path, framework="pt") as content:
             found: dict[str, Tensor] = {
                 part: content.get_tensor(name)
-                for part in (*NEEDED, "tree")
+                for part in (*NEEDED, "tree", "tags")
                 if (name := _name_in(content.keys(), part, path)) is not None
             }
             texts = content.metadata() or {}
@@ -176,6 +186,7 @@ def _load_safetensors(path: Path) -> Embeddings:
         tuple(json.loads(texts.get("class_names", "[]"))),
         _description(texts.get("about")),
         _tree(found["tree"].numpy() if "tree" in found else None, texts.get("tree_names"), path),
+        _tags(found["tags"].numpy() if "tags" in found else None, json.loads(texts.get("tag_names", "[]")), path),
     )
 
 
@@ -193,6 +204,9 @@ def _save_npz(embeddings: Embeddings, path: Path) -> None:
     if embeddings.tree is not None:
         parts["tree"] = embeddings.tree.paths
         parts["tree_names"] = np.array(_tree_names(embeddings.tree), dtype=str)
+    if embeddings.tags is not None:
+        parts["tags"] = embeddings.tags.marks
+        parts["tag_names"] = np.array(embeddings.tags.names, dtype=str)
     with whole_file(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, allow_pickle=False, **parts)
 
@@ -210,6 +224,9 @@ def _save_safetensors(embeddings: Embeddings, path: Path) -> None:
     if embeddings.tree is not None:
         parts["tree"] = torch.from_numpy(embeddings.tree.paths)
         metadata["tree_names"] = _tree_names(embeddings.tree)
+    if embeddings.tags is not None:
+        parts["tags"] = torch.from_numpy(embeddings.tags.marks)
+        metadata["tag_names"] = json.dumps(embeddings.tags.names)
     with whole_file(path) as temporary:
         save_file(parts, temporary, metadata=metadata or None)
 
@@ -276,6 +293,14 @@ def _tree(paths: NDArray[Any] | None, names: str | None, path: Path) -> Tree | N
         return Tree(paths, **(known or json.loads(str(names))))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: its tree cannot be read: {error}") from error
+
+
+def _tags(marks: NDArray[Any] | None, names: Iterable[str], path: Path) -> Tags | None:
+    """(N, C) bool; those of somebody else have no names."""
+    try:
+        return None if marks is None else Tags(marks, tuple(names))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _description(text: str | None) -> dict[str, Any]:

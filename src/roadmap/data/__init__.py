@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from roadmap.data.pictures.vectors import VectorPack as VectorPack
     from roadmap.data.records import UNLABELLED as UNLABELLED
     from roadmap.data.records import Records as Records
+    from roadmap.data.tags import Tags as Tags
     from roadmap.data.trees import Tree as Tree
 
 _HOMES = {
@@ -54,6 +55,7 @@ _HOMES = {
     "pictures.policy": ("drawn_pack", "fresh_pack", "needed_side", "pack_for"),
     "pictures.vectors": ("VectorPack",),
     "records": ("UNLABELLED", "Records"),
+    "tags": ("Tags",),
     "trees": ("Tree",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

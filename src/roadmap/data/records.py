@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from roadmap.atomic import whole_file
 from roadmap.data.drawing import drawn_classes, drawn_pictures
+from roadmap.data.tags import Tags
 from roadmap.data.trees import Tree
 
 UNLABELLED = -1
@@ -54,6 +55,7 @@ class Records:
         ground_truth: for revisited landmarks one dict per query: "easy", "hard", "junk" -> gallery positions.
         notes: decisions of the reader that a person should hear about.
         tree: what stands above the classes, level by level (script over character); or None.
+        tags: what else the pictures show, any number of tags each; or None.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Records:
     ground_truth: tuple[Mapping[str, Ints], ...] = ()
     notes: tuple[str, ...] = ()
     tree: Tree | None = None
+    tags: Tags | None = None
 
     def __post_init__(self) -> None:
         freeze = object.__setattr__
@@ -108,6 +111,8 @@ class Records:
             raise ValueError(f"unknown splits {sorted(unknown)}; allowed are {', '.join(SPLITS)}")
         if self.tree is not None and not np.array_equal(self.tree.paths[:, -1], self.labels):
             raise ValueError("the finest level of the tree must be the labels, one path for each picture")
+        if self.tags is not None and len(self.tags) != len(self):
+            raise ValueError(f"there are tags of {len(self.tags)} pictures, but {len(self)} pictures")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -137,6 +142,7 @@ class Records:
             boxes=None if self.boxes is None else self.boxes[positions],
             splits=None if self.splits is None else self.splits[positions],
             tree=None if self.tree is None else self.tree.select(positions),
+            tags=None if self.tags is None else self.tags.select(positions),
         )
 
     def split_names(self) -> tuple[str, ...]:
@@ -231,14 +237,16 @@ class Records:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["root"] = str(self.root)
         fields["tree"] = None if self.tree is None else self.tree.as_dict()
+        fields["tags"] = None if self.tags is None else self.tags.as_dict()
         fields["ground_truth"] = [{k: v.tolist() for k, v in query.items()} for query in self.ground_truth]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Records:
-        """The Records that `as_dict` described, in this version or one before there were trees."""
+        """The Records that `as_dict` described, in this version or one before there were trees or tags."""
         fields = dict(values)
         fields["tree"] = None if fields.get("tree") is None else Tree.from_dict(fields["tree"])
+        fields["tags"] = None if fields.get("tags") is None else Tags.from_dict(fields["tags"])
         for name in ("paths", "class_names", "category_names", "notes"):
             fields[name] = tuple(fields.get(name, ()))
         fields["ground_truth"] = tuple(

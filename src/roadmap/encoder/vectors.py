@@ -49,7 +49,8 @@ def embeddings_of(
     # a list that names a picture twice has no distinct names to offer
     distinct = names if len(set(names)) == len(names) else None
     tree = None if records.tree is None else records.tree.select(place.cpu().numpy())
-    return Embeddings(vectors, labels.to(place.device), distinct, records.class_names, tree=tree)
+    tags = None if records.tags is None else records.tags.select(place.cpu().numpy())
+    return Embeddings(vectors, labels.to(place.device), distinct, records.class_names, tree=tree, tags=tags)
 
 
 def vectors_of_all(found: tuple[Tensor, Tensor] | None, model: nn.Module, ranks: Ranks) -> tuple[Tensor, Tensor] | None:

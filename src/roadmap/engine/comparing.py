@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.config.settings import MemorySettings, SettingError
-from roadmap.data import Records, Tree
+from roadmap.data import Records
 from roadmap.data.trees import WHO_HAS_ONE
 from roadmap.losses import Distributed, Memory
+from roadmap.losses.named import required_options
 
 
 class Compare(Protocol):
     """Embeddings (B, D), labels (B,) and pictures (B,) of a batch -> the loss, a scalar. A loss that `takes_paths` has
-    the (B, L) way of each picture through a tree of labels in the place of labels.
+    the (B, L) way of each picture through a tree of labels, or its (B, C) tags, in the place of labels.
 
     What else the batch is compared with (the rest of a larger one, a memory of earlier ones) is the object's own; if
     it changes during training, the object says so by `state_dict`, and the run's state holds it.
@@ -56,7 +57,8 @@ class BatchAndMemory:
 
 
 class ByPaths:
-    """Hands the loss the way of each picture through the tree of labels, (B, L), where it had its label, (B,).
+    """Hands the loss the way of each picture through the tree of labels, (B, L), or its tags, (B, C) bool, where it had
+    its label, (B,).
 
     Args:
         compare: with a loss that `takes_paths`.
@@ -65,20 +67,25 @@ class ByPaths:
     """
 
     def __init__(self, compare: Compare, train: Records, loss: str) -> None:
-        self.compare, self.paths = compare, torch.from_numpy(tree_of(train, loss).paths)
+        self.compare, self.paths = compare, degrees_of(train, loss)
 
     def __call__(self, embeddings: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
         self.paths = self.paths.to(pictures.device)  # once
         return self.compare(embeddings, self.paths[pictures].to(labels.device), pictures)
 
 
-def tree_of(train: Records, loss: str) -> Tree:
-    """The tree of the training pictures, which a loss asks for."""
+def degrees_of(train: Records, loss: str) -> Tensor:
+    """What a loss by degrees compares the training pictures by: their tags, (N, C) bool, where they have some and it
+    needs no class of theirs; else their tree, (N, L)."""
+    by_class = "num_classes" in required_options(loss)
+    if train.tags is not None and not by_class:
+        return torch.from_numpy(train.tags.marks)
     if train.tree is None:
+        also = "" if by_class else "; a column tags would do as well"
         raise SettingError(
-            "loss", f"loss={loss} compares by a tree of labels, and {train.name} has none; {WHO_HAS_ONE}"
+            "loss", f"loss={loss} compares by a tree of labels, and {train.name} has none; {WHO_HAS_ONE}{also}"
         )
-    return train.tree
+    return torch.from_numpy(train.tree.paths)
 
 
 def compare_of(

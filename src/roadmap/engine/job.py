@@ -15,7 +15,7 @@ from roadmap.data import CategoryPairs, MPerClass, Records
 from roadmap.engine.arithmetic import Arithmetic
 from roadmap.engine.auxiliary import Auxiliary, Constructor, auxiliary_of
 from roadmap.engine.average import WeightAverage
-from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of, tree_of
+from roadmap.engine.comparing import BatchAndMemory, ByPaths, Compare, compare_of, degrees_of
 from roadmap.engine.compiling import Compiling, compiling_of, runnable_model
 from roadmap.engine.display import Display
 from roadmap.engine.optimiser import optimiser, schedule
@@ -210,10 +210,10 @@ def _holding(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
 
 
 def check_judging(settings: Settings, splits: Splits) -> None:
-    """A loss that compares by a tree has one, and what chooses the epoch is measured."""
+    """A loss that compares by a tree has one, or tags, and what chooses the epoch is measured."""
     by_paths = bool(getattr(constructor(settings.loss["name"]), "takes_paths", False))
     if by_paths:
-        tree_of(splits.train, settings.loss["name"])  # or says that there is none
+        degrees_of(splits.train, settings.loss["name"])  # or says that there are none
     check_metric(settings.select, splits, levels=by_paths, dims=settings.dims)
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from roadmap.config.settings import SettingError
-from roadmap.data import UNLABELLED, Tree
+from roadmap.data import UNLABELLED, Tags, Tree
+from roadmap.data.tags import merged_tags
 from roadmap.data.trees import WHO_HAS_ONE, merged_trees
 from roadmap.embeddings import Embeddings
 
@@ -64,12 +65,22 @@ def aligned_trees(queries: Embeddings, gallery: Embeddings) -> tuple[Tree, Tree]
         whose = "the pictures have" if len(lacking) == 2 else verbs[lacking[0]]
         raise SettingError(
             "levels",
-            f"levels are those of a tree of labels, and {whose} none; {WHO_HAS_ONE}",
+            f"levels are those of a tree of labels, and {whose} none; {WHO_HAS_ONE}; a column tags would do as well",
         )
     try:
         return merged_trees(queries.tree, gallery.tree)
     except ValueError as error:
         raise SettingError("levels", f"levels of queries and gallery cannot be compared: {error}") from error
+
+
+def aligned_tags(queries: Embeddings, gallery: Embeddings) -> tuple[Tags, Tags]:
+    """The tags of both, which have some, with the same columns for the same tags."""
+    assert queries.tags is not None
+    assert gallery.tags is not None
+    try:
+        return merged_tags(queries.tags, gallery.tags)
+    except ValueError as error:
+        raise SettingError("levels", f"tags of queries and gallery cannot be compared: {error}") from error
 
 
 def _check_models(queries: Embeddings, gallery: Embeddings) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roadmap.config.settings import SettingError
-from roadmap.data import Pack, Records, Tree, VectorPack
+from roadmap.data import Pack, Records, Tags, Tree, VectorPack
 from roadmap.data.pictures.shards import OnError
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
@@ -52,8 +52,9 @@ def merits(
     if levels and records.tree is not None:
         nodes = ((),) * len(records.tree.levels)
         tree = Tree(np.zeros((2, len(nodes)), dtype=np.int64), records.tree.levels, nodes)
-    two = Embeddings(torch.eye(2, wide), torch.zeros(2, dtype=torch.int64), tree=tree)
-    more: dict[str, Any] = {"levels": tree is not None, "dims": dims}
+    tags = Tags(np.ones((2, 1), dtype=bool)) if levels and records.tags is not None else None
+    two = Embeddings(torch.eye(2, wide), torch.zeros(2, dtype=torch.int64), tree=tree, tags=tags)
+    more: dict[str, Any] = {"levels": (tree or tags) is not None, "dims": dims}
     truth = None
     if records.ground_truth:
         none, first = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -95,8 +96,8 @@ def evaluate(
         memory: bytes to work in.
         progress: show bars; None: where a person watches and it takes long.
         refinement: better answers from the same vectors, such as query expansion; what is measured is what they find.
-        levels: measure by the tree of labels too: H-AP, ASI, NDCG, and R@1 and mAP@R of each coarser level; None: where
-            the model's run did so.
+        levels: measure by the tree of labels too: H-AP, ASI, NDCG, and R@1 and mAP@R of each coarser level; and by
+            tags, named "tag H-AP" and so on; None: where the model's run did so.
         dims: measure with the first so many dimensions alone, too, such as (64, 128), named "64-d R@1" and so on; None:
             those that the model was trained for.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,25 @@ from numpy.typing import NDArray
 
 from roadmap.data.pictures.packs import picture_key
 from roadmap.data.records import SPLITS, Floats, Ints, Records, numbers_of, split_named
+from roadmap.data.tags import Tags, named_tags
 from roadmap.data.trees import Tree, tree_over_classes
 from roadmap.names import did_you_mean
 
 EDGES = ("left", "top", "right", "bottom")
 SEPARATORS = (",", ";", "\t", "|")
 NEEDED = ("path", "label")
+TAGS = re.compile("[;|,]")  # stand between the tags of a picture
 LEVEL = "level_"  # columns that begin so are levels above the label, in their order, from the coarsest on
 Columns = Mapping[str, Sequence[Any]]
 
 
 def table_records(path: Path) -> Records:
-    """A CSV or Parquet file with columns path, label and, as you have them, category, split, a box, and levels.
+    """A CSV or Parquet file with columns path, label and, as you have them, category, split, a box, levels, and tags.
 
     Paths are relative to the file's folder, or absolute. A box is four columns left, top, right, bottom (pixels),
     or one column `box` with the four numbers; pictures are cut to their boxes, an empty box keeps the whole one.
-    Columns level_NAME, from the coarsest on, are what stands above the label; without them, the category is.
+    Columns level_NAME, from the coarsest on, are what stands above the label; without them, the category is. A column
+    `tags` holds any number of tags with ; | or , between them, or lists; they are for losses and metrics by degrees.
     """
     path = Path(path)
     if not path.is_file():
@@ -59,6 +63,7 @@ def table_records(path: Path) -> Records:
         splits=splits,
         notes=notes,
         tree=tree,
+        tags=_tags(columns["tags"]) if "tags" in columns else None,
     )
     _check_once(path, records)
     return records
@@ -83,6 +88,12 @@ def _tree(columns: Columns, labels: Ints, class_names: tuple[str, ...]) -> tuple
         name.removeprefix(LEVEL): [above[c][1][i] for c in range(len(class_names))] for i, name in enumerate(names)
     }
     return tree_over_classes(levels, labels, class_names), ()
+
+
+def _tags(cells: Sequence[Any]) -> Tags | None:
+    """Of cells of text, or lists; an empty one is a picture without tags."""
+    parts = [cell if isinstance(cell, (list, tuple)) else TAGS.split(_text(cell)) for cell in cells]
+    return named_tags([[text for part in some if (text := _text(part))] for some in parts])
 
 
 def table_columns(path: Path) -> dict[str, Sequence[Any]]:
