@@ -49,7 +49,7 @@ def evaluate(
     levels: Annotated[
         bool | None,
         typer.Option(
-            help="Measure by the tree of labels too: H-AP, ASI, NDCG, each coarser level; by default as in the run."
+            help="Measure by the tree of labels, and by tags: H-AP, ASI, NDCG, each coarser level; by default as in the run."
         ),
     ] = None,
     dims: Annotated[
@@ -75,7 +75,7 @@ def evaluate(
     """Print retrieval metrics of saved vectors, or of a model on a dataset, and write them as JSON.
 
     Files of vectors hold `vectors` (N, D), `labels` (N,) and, if you like, `ids` (N,); `embeddings`, `features`,
-    `targets` and the like are understood.
+    `targets` and the like are understood. With `tree` (N, L) or `tags` (N, C) in them, --levels measures by degrees.
 
     A model is evaluated as the literature does on that dataset: R@k, mAP@R and mAP over the test set, queries against a
     gallery (inshop), or Easy, Medium and Hard (roxford5k, rparis6k). A run is evaluated on the very pictures that it
