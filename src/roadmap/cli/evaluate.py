@@ -49,7 +49,7 @@ def evaluate(
     levels: Annotated[
         bool | None,
         typer.Option(
-            help="Measure by the tree of labels, and by tags: H-AP, ASI, NDCG, each coarser level; by default as in the run."
+            help="Measure by the tree of labels and by tags too: H-AP, ASI, NDCG, levels; by default as in the run."
         ),
     ] = None,
     dims: Annotated[
