@@ -77,15 +77,19 @@ class ByPaths:
 def degrees_of(train: Records, loss: str) -> Tensor:
     """What a loss by degrees compares the training pictures by: their tags, (N, C) bool, where they have some and it
     needs no class of theirs; else their tree, (N, L)."""
-    by_class = "num_classes" in required_options(loss)
-    if train.tags is not None and not by_class:
+    if train.tags is not None and not _by_classes(loss):
         return torch.from_numpy(train.tags.marks)
     if train.tree is None:
-        also = "" if by_class else "; a column tags would do as well"
+        also = "" if _by_classes(loss) else "; a column tags would do as well"
         raise SettingError(
             "loss", f"loss={loss} compares by a tree of labels, and {train.name} has none; {WHO_HAS_ONE}{also}"
         )
     return torch.from_numpy(train.tree.paths)
+
+
+def _by_classes(loss: str) -> bool:
+    """Whether a loss has weights of its own for each class, which tags do not say."""
+    return "num_classes" in required_options(loss)
 
 
 def compare_of(
