@@ -279,6 +279,13 @@ def test_levels_have_names_and_nobody_to_find_is_nan():
         ({"levels": ("a", "a")}, ValueError, "levels must be 2 different names"),
         ({"alpha": -1}, ValueError, "alpha must be >= 0"),
         ({"alpha": math.nan}, ValueError, "alpha must be >= 0"),
+        ({"alpha": math.inf}, ValueError, r"not so large that \(1 / 2\)\^alpha is nothing, got inf"),
+        ({"alpha": 2000}, ValueError, r"not so large that \(1 / 2\)\^alpha is nothing, got 2000"),
+        (
+            {"query_labels": np.array([[0, 2**64 - 1], [0, 1], [1, 2]], dtype=np.uint64)},
+            ValueError,
+            r"query_labels must be below 2\^63, got 18446744073709551615",
+        ),
         ({"weights": (1,)}, ValueError, "weights must be 2 numbers >= 0"),
         ({"weights": (1, float("nan"))}, ValueError, "weights must be 2 numbers >= 0, finite"),
         ({"weights": (float("inf"), 1)}, ValueError, "weights must be 2 numbers >= 0, finite"),
@@ -297,3 +304,10 @@ def test_bad_arguments_are_named(change, error, message):
     arguments = {"queries": torch.ones(3, 3), "query_labels": [[0, 0], [0, 1], [1, 2]]} | change
     with pytest.raises(error, match=message):
         graded_metrics(**arguments)
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_any_alpha_that_is_taken_gives_a_number(ties):
+    """A coarse level that counts next to nothing is still something to find."""
+    found = one_query([0.9, 0.5], [0, 1], alpha=600.0, ties=ties)
+    assert found["H-AP"] == pytest.approx(0.5, abs=1e-12)

@@ -375,6 +375,11 @@ GOOD = torch.eye(3)
             "query_labels are strings and gallery_labels are integers, which never match; give both as one kind",
         ),
         ((GOOD, [0, 0, 1], GOOD, ["0", "0", "1"]), TypeError, "are integers and gallery_labels are strings"),
+        (
+            (GOOD, np.array([2**64 - 1, 5, 5], dtype=np.uint64), GOOD, [-1, 5, 5]),
+            ValueError,
+            r"query_labels must be below 2\^63, got 18446744073709551615; number them anew",
+        ),
         ((GOOD, [0, 0, 1], GOOD), ValueError, "gallery came without gallery_labels"),
         ((GOOD, [0, 0, 1], None, [0, 1, 2]), ValueError, "gallery_labels came without gallery"),
         ((GOOD, [0, 0, 1], torch.eye(4), [0] * 4), ValueError, "queries have 3 dimensions and the gallery 4"),

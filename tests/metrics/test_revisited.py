@@ -231,6 +231,8 @@ def test_errors_name_what_came(tmp_path: Path) -> None:
         revisited_metrics(np.array([[0, 1]]), truth)
     with pytest.raises(ValueError, match="query 0 names a database image twice"):
         truth_of(([2], [2], []))
+    with pytest.raises(ValueError, match="query 0 names the database image -1; they are counted from 0"):
+        truth_of(([2, -1], [1], []))
     with pytest.raises(ValueError, match="one list per query"):
         GroundTruth((np.array([1]),), (), ())
     (tmp_path / "list.pkl").write_bytes(pickle.dumps([1]))

@@ -43,6 +43,7 @@ from roadmap.metrics.relevance import Ignored
 from roadmap.metrics.vectors import Vectors
 
 GRADED = ("H-AP", "ASI", "NDCG")
+LEAST = 1e-290  # what the coarsest level of a tree may count, so that a share of it is a number still
 # Bytes that the tables of one chunk of queries take for each of their places (measured: about 290).
 CELL_BYTES = 384
 Kind = Literal["paths", "sets", "grades"]
@@ -308,9 +309,10 @@ def _level_names(levels: Sequence[str] | None, depth: int) -> tuple[str, ...]:
 def _tree_rule(alpha: float, weights: Sequence[float] | None, depth: int) -> tuple[TreeGrades, list[float]]:
     """Which relevance, and the weights of the levels."""
     if weights is None:
-        if not 0 <= alpha < math.inf:
+        if not (alpha >= 0 and (1 / depth) ** alpha > LEAST):
             raise ValueError(
-                f"alpha must be >= 0 and finite: a finer level is no less relevant than a coarser one, got {alpha}"
+                "alpha must be >= 0, since a finer level is no less relevant than a coarser one, and not so large that "
+                f"(1 / {depth})^alpha is nothing, got {alpha}"
             )
         return "shared", [(level / depth) ** alpha for level in range(1, depth + 1)]
     given = [float(weight) for weight in weights]

@@ -22,7 +22,7 @@ def class_numbers(
     q = _labels(query_labels, queries, "query_labels")
     if gallery_labels is None:
         numbers = torch.from_numpy(np.unique(q, return_inverse=True)[1]) if isinstance(q, np.ndarray) else q
-        alone = numbers.to(device=device, dtype=torch.int64)
+        alone = numbers.to(device)
         return alone, alone
     g = _labels(gallery_labels, gallery, "gallery_labels")
     if isinstance(q, np.ndarray) and isinstance(g, np.ndarray):
@@ -33,7 +33,7 @@ def class_numbers(
         raise TypeError(
             f"query_labels are {kinds[0]} and gallery_labels are {kinds[1]}, which never match; give both as one kind"
         )
-    return q.to(device=device, dtype=torch.int64), g.to(device=device, dtype=torch.int64)
+    return q.to(device), g.to(device)
 
 
 def _labels(given: Labels, count: int, name: str) -> Tensor | NDArray[np.str_]:
@@ -45,7 +45,15 @@ def _labels(given: Labels, count: int, name: str) -> Tensor | NDArray[np.str_]:
         raise TypeError(f"{name} must be integers or strings, got {found.dtype}: large ids would merge in floats")
     if tuple(found.shape) != (count,):
         raise ValueError(f"{name} must have shape ({count},), one for each vector, got {tuple(found.shape)}")
-    return found if isinstance(found, Tensor) else _strings(given, found, name)
+    return as_int64(found, name) if isinstance(found, Tensor) else _strings(given, found, name)
+
+
+def as_int64(numbers: Tensor, name: str) -> Tensor:
+    """The same whole numbers; those of uint64 beyond would become negative, and so other labels."""
+    found = numbers.to(torch.int64)
+    if numbers.dtype == torch.uint64 and bool((found < 0).any()):
+        raise ValueError(f"{name} must be below 2^63, got {int(found.min()) + 2**64}; number them anew")
+    return found
 
 
 def _strings(given: Labels, found: NDArray[np.generic], name: str) -> NDArray[np.str_]:

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from roadmap.metrics.grades import UNKNOWN, finest_shared_level
+from roadmap.metrics.labels import as_int64
 
 Paths = Tensor | ArrayLike
 
@@ -42,7 +43,7 @@ def _integers(given: Paths, count: int, name: str) -> Tensor:
             f"{name} must have shape ({count}, levels), a path from the coarsest level to the class for each vector, "
             f"got {tuple(found.shape)}"
         )
-    return found.to(torch.int64)
+    return as_int64(found, name)
 
 
 def _numbers(column: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class GroundTruth:
             raise ValueError(f"easy, hard and junk must each have one list per query, got {counts}")
         for i in range(len(self.easy)):
             labelled = np.concatenate([getattr(self, name)[i] for name in LABELS])
+            if len(labelled) and labelled.min() < 0:
+                raise ValueError(f"query {i} names the database image {labelled.min()}; they are counted from 0")
             if len(np.unique(labelled)) != len(labelled):
                 raise ValueError(f"query {i} names a database image twice among easy, hard and junk")
 
