@@ -140,10 +140,14 @@ def test_files_keep_the_tags(suffix, tmp_path):
     assert Embeddings.load(tmp_path / f"b{suffix}").tags.names == ()
 
 
-def test_tags_of_somebody_else_are_zeros_and_ones(tmp_path):
+def test_tags_of_somebody_else_are_zeros_and_ones_or_text(tmp_path):
     whole = tagged()
     parts = {"vectors": whole.vectors.numpy(), "labels": whole.labels.numpy()}
     np.savez(tmp_path / "v.npz", tags=whole.tags.marks.astype(np.uint8), **parts)
+    assert measured(Embeddings.load(tmp_path / "v.npz")) == measured(whole)
+    texts = [" ; ".join(sorted(some)) for some in sets_of(whole.tags)]
+    np.savez(tmp_path / "v.npz", tags=np.array(texts), **parts)
+    assert Embeddings.load(tmp_path / "v.npz").tags.names == WORDS
     assert measured(Embeddings.load(tmp_path / "v.npz")) == measured(whole)
     np.savez(tmp_path / "v.npz", tags=2 * whole.tags.marks, **parts)
     with pytest.raises(ValueError, match=r"v.npz: tags must be bool of shape \(pictures, tags\), got int64 \(24, 4\)"):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from roadmap.atomic import whole_file
 from roadmap.data import UNLABELLED, Tags, Tree
+from roadmap.data.tags import named_tags, tags_in
 
 # What the parts are called in files from elsewhere; ours come first.
 NAMES = {
@@ -296,7 +297,9 @@ def _tree(paths: NDArray[Any] | None, names: str | None, path: Path) -> Tree | N
 
 
 def _tags(marks: NDArray[Any] | None, names: Iterable[str], path: Path) -> Tags | None:
-    """(N, C) bool; those of somebody else have no names."""
+    """(N, C) bool, those of somebody else without names; or (N,) strings with ; | or , between the tags."""
+    if marks is not None and marks.dtype.kind in "US" and marks.ndim == 1:
+        return named_tags([tags_in(text) for text in _strings(marks)])
     try:
         return None if marks is None else Tags(marks, tuple(names))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from roadmap.data.trees import Ints
 
 Marks = NDArray[np.bool_]
+BETWEEN = re.compile("[;|,]")  # the tags of a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,11 @@ class Tags:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tags:
         return cls(_marks(values["of"], values["count"]), tuple(values["names"]))
+
+
+def tags_in(text: str) -> list[str]:
+    """Tags with ; | or , between them."""
+    return [tag for part in BETWEEN.split(text) if (tag := part.strip())]
 
 
 def named_tags(each: Sequence[Sequence[str]]) -> Tags | None:

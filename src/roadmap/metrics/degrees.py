@@ -31,13 +31,11 @@ class DegreeTables(NamedTuple):
     relevance: Tensor  # (n, P) float64, by H-AP
 
     def by_degree(self) -> DegreeTables:
-        """With the least relevant first, whatever the order of the gallery."""
-        found = self
-        for degree in (1, 0):
-            order = (found.closeness, found.relevance)[degree].sort(dim=1, stable=True).indices
-            columns, closeness, rel = (some.gather(1, order) for some in (found.columns, *found[2:]))
-            found = DegreeTables(columns, self.excluded, closeness, rel)
-        return found
+        """The least close first, and of those the least relevant, whatever the order of the gallery."""
+        order = self.relevance.sort(dim=1, stable=True).indices
+        order = order.gather(1, self.closeness.gather(1, order).sort(dim=1, stable=True).indices)
+        columns, closeness, rel = (some.gather(1, order) for some in (self.columns, self.closeness, self.relevance))
+        return DegreeTables(columns, self.excluded, closeness, rel)
 
 
 class Degrees(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from numpy.typing import NDArray
 
 from roadmap.data.pictures.packs import picture_key
 from roadmap.data.records import SPLITS, Floats, Ints, Records, numbers_of, split_named
-from roadmap.data.tags import Tags, named_tags
+from roadmap.data.tags import Tags, named_tags, tags_in
 from roadmap.data.trees import Tree, tree_over_classes
 from roadmap.names import did_you_mean
 
 EDGES = ("left", "top", "right", "bottom")
 SEPARATORS = (",", ";", "\t", "|")
 NEEDED = ("path", "label")
-TAGS = re.compile("[;|,]")  # stand between the tags of a picture
 LEVEL = "level_"  # columns that begin so are levels above the label, in their order, from the coarsest on
 Columns = Mapping[str, Sequence[Any]]
 
@@ -92,8 +90,8 @@ def _tree(columns: Columns, labels: Ints, class_names: tuple[str, ...]) -> tuple
 
 def _tags(cells: Sequence[Any]) -> Tags | None:
     """Of cells of text, or lists; an empty one is a picture without tags."""
-    parts = [cell if isinstance(cell, (list, tuple)) else TAGS.split(_text(cell)) for cell in cells]
-    return named_tags([[text for part in some if (text := _text(part))] for some in parts])
+    several = [cell if isinstance(cell, (list, tuple)) else tags_in(_text(cell)) for cell in cells]
+    return named_tags([[text for tag in some if (text := _text(tag))] for some in several])
 
 
 def table_columns(path: Path) -> dict[str, Sequence[Any]]:
