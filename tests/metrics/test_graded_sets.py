@@ -36,7 +36,7 @@ def literal_query(scores: list[float], close: list[float], rel: list[float], tie
     return values_by_degree(scores, close, rel, ties, gain) | plain(scores, [grade > 0 for grade in close], KS)
 
 
-def multi_hot(sets: list[set[int]], labels: int = 4) -> Tensor:
+def multi_hot(sets: list[set[int]], labels: int = 6) -> Tensor:
     return torch.tensor([[label in some for label in range(labels)] for some in sets])
 
 
@@ -45,7 +45,7 @@ def grade(one: set[int], other: set[int], kind: str) -> float:
     return common / len(one | other) if common and kind == "iou" else float(common)
 
 
-label_sets = st.sets(st.integers(0, 3), max_size=4)
+label_sets = st.sets(st.integers(0, 5))
 rankings = st.lists(st.tuples(st.sampled_from(SCORES), label_sets), min_size=1, max_size=6)
 
 
@@ -61,6 +61,18 @@ def test_sets_are_measured_as_literal_loops_over_all_orders_say(query, items, ki
         assert found == pytest.approx(literal_query(scores, close, rel, ties), abs=1e-11)
     else:
         assert all(math.isnan(value) for value in found.values())
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_what_shares_more_may_be_less_alike(ties):
+    """Two of five labels against one of one: of equal scores the worst order by count is not that by iou."""
+    query, sets, scores = {0, 1}, [{0, 1, 2, 3, 4}, {0}, set(), {0, 1}], [0.5, 0.5, 0.5, 0.25]
+    close, rel = ([grade(query, some, kind) for some in sets] for kind in ("count", "iou"))
+    assert close[0] > close[1]
+    assert rel[0] < rel[1]
+    found = graded_metrics(QUERY, multi_hot([query]), on_circle(scores), multi_hot(sets), KS, ties=ties)
+    truth = literal_query(scores, close, rel, ties)
+    assert {name: found[name] for name in truth} == pytest.approx(truth, abs=1e-12)
 
 
 pair_grades = st.one_of(st.sampled_from([-1.0, -0.25, 0.0, 0.0, 1.0, 2.0]), st.floats(1e-12, 7))
@@ -313,7 +325,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "other labels": (
         {"gallery": X, "gallery_labels": S[:, :3]},
         ValueError,
-        "query_labels are of 4 labels and gallery_labels of 3; they must agree",
+        "query_labels are of 6 labels and gallery_labels of 3; they must agree",
     ),
     "gallery alone": ({"gallery": X}, ValueError, "gallery came without gallery_labels; give both, or neither"),
     "sets": ({"sets": "jaccard"}, ValueError, "sets must be 'iou' or 'count', got 'jaccard'"),

@@ -17,15 +17,15 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from roadmap.metrics.counted import PositiveCounts, Ties, check_ties, query_value_names, query_values
+from roadmap.metrics.counted import Ties, check_ties
 from roadmap.metrics.degrees import Degrees, GivenGrades, LabelSets, PairDegrees, TreeDegrees
 from roadmap.metrics.graded_values import (
     GradedCounts,
+    Levels,
+    PlainRelevance,
     average_set_intersection,
     discounted_gain,
     hierarchical_average_precision,
-    level_counts,
-    level_values,
 )
 from roadmap.metrics.grades import Gain, SetGrades, TreeGrades, check_gain, check_set_grades
 from roadmap.metrics.labels import are_sets, label_sets
@@ -127,7 +127,7 @@ def graded_metrics(
         gallery_labels: (N, L) or (N, C) of the gallery.
         ks: the k of Recall@k.
         grades: (M, N), how relevant each item is to each query, in the place of labels: above 0 for positives, 0 for
-            negatives, below 0 for those in no ranking. Without a gallery (M, M); the diagonal is not looked at.
+            negatives, below 0 for those in no ranking. Without a gallery (M, M), whose diagonal does not count.
         levels: of a tree: L names; None for "level 1" (the coarsest) to "level L".
         alpha: of a tree, in H-AP: an item whose finest shared level is l has relevance (l / L)^alpha / (number of such
             items).
@@ -153,14 +153,14 @@ def graded_metrics(
     _check_options(table, levels=levels, weights=weights, alpha=None if alpha == 1 else alpha, sets=sets)
     limits = chunk_limits(memory, q, g, CELL_BYTES, 0 if table is None else 5 * table.width)
     degrees: Degrees
-    beside: _Levels | _Plain
+    beside: Levels | PlainRelevance
     if table is None:
         assert query_labels is not None
         paths = node_numbers(query_labels, len(q), gallery_labels, len(g), q.device)
-        beside = _Levels(ks, ties, _level_names(levels, paths[0].shape[1]), paths[0] >= 0)
+        beside = Levels(ks, ties, _level_names(levels, paths[0].shape[1]), paths[0] >= 0)
         degrees = TreeDegrees.of(*paths, *_tree_rule(alpha, weights, paths[0].shape[1]), excluded)
     else:
-        beside, degrees = _Plain(ks, ties), PairDegrees.of(table, len(g), excluded, limits[0])
+        beside, degrees = PlainRelevance(ks, ties), PairDegrees.of(table, len(g), excluded, limits[0])
     values = {name: q.new_full((len(q),), torch.nan, dtype=torch.float64) for name in (*GRADED, *beside.names())}
     rule = _Rule(gain, ties, *_tables(len(g), q.device))
     with progress_bar(int((degrees.positives > 0).sum()), progress) as advance:
@@ -239,41 +239,6 @@ class _Rule:
             "ASI": average_set_intersection(counts, self.harmonics, self.ties),
             "NDCG": discounted_gain(counts, self.discounts, self.gain, self.ties),
         }
-
-
-@dataclass(frozen=True)
-class _Levels:
-    """What is found at each level of a tree; `known` says at which levels a query knows where it stands, (M, L)."""
-
-    ks: tuple[int, ...]
-    ties: Ties
-    levels: tuple[str, ...]
-    known: Tensor
-
-    def names(self) -> list[str]:
-        return [f"{level} {name}" for level in self.levels for name in (*(f"R@{k}" for k in self.ks), "mAP@R")]
-
-    def values(self, counts: PositiveCounts, closeness: Tensor, queries: Tensor) -> dict[str, Tensor]:
-        found = {}
-        for number, level in enumerate(self.levels, start=1):
-            keep = (closeness >= number) & self.known[queries, number - 1, None]
-            for name, value in level_values(level_counts(counts, keep), self.ks, self.ties).items():
-                found[f"{level} {name}"] = value
-        return found
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """What is found of the items that are relevant at all."""
-
-    ks: tuple[int, ...]
-    ties: Ties
-
-    def names(self) -> list[str]:
-        return query_value_names(self.ks)
-
-    def values(self, counts: PositiveCounts, closeness: Tensor, queries: Tensor) -> dict[str, Tensor]:
-        return query_values(counts, self.ks, self.ties)
 
 
 def _tables(places: int, device: torch.device) -> tuple[Tensor, Tensor]:

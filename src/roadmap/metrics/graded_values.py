@@ -8,6 +8,7 @@ who scores at least as high, as AP is in Eq 1, and knows no order of equals.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from roadmap.metrics.counted import (
     average_precision_at_r,
     expected_ratio,
     hit,
+    query_value_names,
+    query_values,
     tied_groups,
     worst_rank,
 )
@@ -199,6 +202,41 @@ def level_values(counts: PositiveCounts, ks: Sequence[int], ties: Ties) -> dict[
     """R@k and mAP@R, (n,) float64; NaN for a query without positives."""
     values = {f"R@{k}": hit(counts, k, ties) for k in ks} | {"mAP@R": average_precision_at_r(counts, ties)}
     return {name: torch.where(counts.valid.any(1), value, torch.nan) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What is found at each level of a tree; `known` says at which levels a query knows where it stands, (M, L)."""
+
+    ks: tuple[int, ...]
+    ties: Ties
+    levels: tuple[str, ...]
+    known: Tensor
+
+    def names(self) -> list[str]:
+        return [f"{level} {name}" for level in self.levels for name in (*(f"R@{k}" for k in self.ks), "mAP@R")]
+
+    def values(self, counts: PositiveCounts, closeness: Tensor, queries: Tensor) -> dict[str, Tensor]:
+        found = {}
+        for number, level in enumerate(self.levels, start=1):
+            keep = (closeness >= number) & self.known[queries, number - 1, None]
+            for name, value in level_values(level_counts(counts, keep), self.ks, self.ties).items():
+                found[f"{level} {name}"] = value
+        return found
+
+
+@dataclass(frozen=True)
+class PlainRelevance:
+    """What is found of the items that are relevant at all."""
+
+    ks: tuple[int, ...]
+    ties: Ties
+
+    def names(self) -> list[str]:
+        return query_value_names(self.ks)
+
+    def values(self, counts: PositiveCounts, closeness: Tensor, queries: Tensor) -> dict[str, Tensor]:
+        return query_values(counts, self.ks, self.ties)
 
 
 def _places(counts: PositiveCounts) -> tuple[Tensor, Tensor]:
