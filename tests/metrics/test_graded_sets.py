@@ -17,8 +17,10 @@ from torch import Tensor
 from roadmap.losses import GradedNDCG, HierarchicalAP, h_ap, ndcg
 from roadmap.losses.relevance import SetRelevance
 from roadmap.metrics import graded_metrics, retrieval_metrics
+from roadmap.metrics.degrees import GivenGrades, PairDegrees
 from roadmap.metrics.graded import GRADED
 from roadmap.metrics.grades import SetGrades
+from roadmap.metrics.relevance import exclusions
 
 from .graded_literal import values_by_degree
 from .literal import literal_mean, literal_pessimistic
@@ -275,6 +277,22 @@ def test_the_memory_budget_is_kept(by_grades):
     probe = MEMORY_PROBE.replace("{by_grades}", str(by_grades))
     grown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
     assert float(grown) < 96 + 8
+
+
+@pytest.mark.parametrize("least", [0, -1], ids=["negatives", "in no ranking"])
+def test_tables_of_a_chunk_have_no_more_places_than_they_may(least):
+    _, sets = pictures(3, 90)
+    grades = ((sets[:, None] & sets).sum(2) + least).float()
+    excluded = exclusions(90, 90, torch.arange(90), [[0, 1]] * 90, grades.device)
+    degrees = PairDegrees.of(GivenGrades(grades, "linear", grades.device), 90, excluded, 500)
+    found = []
+    for some in degrees.chunks(500, 7):
+        tables = degrees.tables(some)
+        assert len(some) * (tables.columns.shape[1] + tables.excluded.shape[1]) <= 500
+        assert len(some) <= 7
+        found += some.tolist()
+    assert sorted(found) == (degrees.positives > 0).nonzero()[:, 0].tolist()
+    assert max(map(len, degrees.chunks(500, 7))) > 1
 
 
 def test_arrays_and_all_kinds_of_numbers_are_grades():
