@@ -31,7 +31,8 @@ def test_no_time_runs_nothing_and_a_part_that_is_not_there_is_told(tmp_path: Pat
 
 
 def test_every_table_and_row_that_it_asks_for_exists() -> None:
-    calls = re.findall(r"^ +(?:vits\w*\) |SEEDS=\S+ )?reproduce \d ((?:[^\\\n]|\\\n)+)", SCRIPT.read_text(), re.MULTILINE)
+    call_of = re.compile(r"^ +(?:vits\w*\) |SEEDS=\S+ )?reproduce \d ((?:[^\\\n]|\\\n)+)", re.MULTILINE)
+    calls = call_of.findall(SCRIPT.read_text())
     assert len(calls) == 7
     for call in calls:
         words = call.replace("\\\n", " ").split()
