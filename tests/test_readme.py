@@ -199,6 +199,17 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     assert [n for n in written if not any((p / f"{n}{end}").exists() for p in places for end in ("", ".py"))] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_choices_that_are_named_are_there(page: Path) -> None:
+    """`loss=NAME`, `recipe=ONE,OTHER` and the like are files of the groups; `recipe=mine` is the reader's."""
+    groups = ROOT / "src" / "roadmap" / "config" / "groups"
+    text = re.sub(r"^```py.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    groups_of_settings = "|".join(sorted(folder.name for folder in groups.iterdir() if folder.is_dir()))
+    named = re.findall(rf"(?<![\w./])({groups_of_settings})=([a-z]\w*(?:,[a-z]\w*\b(?!=))*)", text)
+    chosen = [(group, name) for group, names in named for name in names.split(",") if name != "mine"]
+    assert [f"{group}={name}" for group, name in chosen if not (groups / group / f"{name}.yaml").is_file()] == []
+
+
 def headings(page: Path) -> set[str]:
     """Of a page, as they are spelt in addresses: small letters, hyphens for spaces, nothing else."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

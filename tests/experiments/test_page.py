@@ -137,7 +137,7 @@ def test_one_run_of_each_loss_is_told_and_not_tested(tmp_path: Path, monkeypatch
 
 def test_the_anchors_of_the_page_are_there() -> None:
     page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
-    slug = script()._slug
+    slug = script().slug
     headings = {slug(line.lstrip("# ")) for line in page.splitlines() if line.startswith("#")}
     found = re.findall(r"\]\(#([^)]*)\)", page)
     assert found

@@ -81,7 +81,8 @@ def _reproduce(
     from roadmap.experiments.verdicts import sheet_of, side_by_side
 
     if not names:
-        say(f"{experiment(name).name:<15}{experiment(name).title}" for name in experiment_names())
+        width = 2 + max(map(len, experiment_names()))
+        say(f"{name:<{width}}{experiment(name).title}" for name in experiment_names())
         return
     wanted = [experiment(name, *which) for name in (paper_names() if names == ["all"] else names)]
     for one in wanted:

@@ -30,7 +30,7 @@ def _score_tile(
 ):
     """Scores (BM, BN) of the vectors that begin at the given addresses, zero outside.
 
-    Three TF32 products on the tensor cores: as near to float64 as a float32 matmul, and faster (docs/kernels.md).
+    Three TF32 products on the tensor cores: as near to float64 as a float32 matmul, and faster (docs/kernel-design.md).
     """
     scores = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, D, BK):

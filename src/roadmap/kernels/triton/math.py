@@ -6,9 +6,9 @@ A unit vector u is kept as two float16 vectors, hi + lo = 4096·u to 22 bits, an
 
 The tensor cores add with truncation, which over 512 dimensions would bias a score near 0.8 by 2e-6. So no
 accumulator lives longer than one block of 64 dimensions (of 16 where there are no more than 64); the blocks are added
-in float32 with rounding. Measured on
-an H200 over 4096 x 4096 scores: error 1.0e-7 rms where cuBLAS float32 has 2.5e-7, at four times its speed
-(docs/kernels.md). An element's arithmetic does not depend on where in a tile it lies, so equal vectors tie exactly.
+in float32 with rounding. Measured on an H200 over 4096 x 4096 scores: error 1.0e-7 rms where cuBLAS float32 has 2.5e-7,
+at four times its speed (docs/kernel-design.md). An element's arithmetic does not depend on where in a tile it lies, so
+equal vectors tie exactly.
 """
 
 from __future__ import annotations
