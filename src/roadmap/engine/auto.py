@@ -69,6 +69,12 @@ def cautions(settings: Settings) -> list[str]:
             f"{WARNING}each batch of {data.batch_size} pictures is of one class, so that none is compared with another "
             "class; raise data.batch_size, or remember earlier batches with memory=xbm"
         )
+    model = settings.model
+    if model.weights == "random" and (model.learns != "all" or model.freeze_layers):
+        asked = "learns=biases" if model.learns != "all" else f"freeze_layers={model.freeze_layers}"
+        found.append(
+            f"{WARNING}model.{asked} with model.weights=random: what does not learn stays random; give trained weights"
+        )
     if settings.model.normalise and loss in OF_LENGTHS:
         found.append(
             f"{WARNING}the loss {loss} is about the length of vectors, which model.normalise=true makes 1; "
@@ -207,6 +213,8 @@ def _choose_rate(choice: _Choice, transformer: bool) -> None:
         rate, why = (1e-2 if name == SMALL_CNN else 1e-3), "from scratch"
     else:
         rate, why = (1e-5 if transformer else 1e-4), "to fine-tune"
+    if choice.settings.model.learns == "biases":
+        rate, why = 10 * rate, f"{why}, its biases alone"
     kind = "a small network" if name == SMALL_CNN else "a transformer" if transformer else "a convolutional network"
     choice.set(f"{kind}, {why}", optim__lr=rate)
 
