@@ -115,16 +115,16 @@ def test_biases_leave_every_mode_alone() -> None:
 
 def test_what_a_backbone_never_learns_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some come with position embeddings that are fixed."""
-    from roadmap.models import network
+    from roadmap.models import beginning
 
-    real = network.backbone_of
+    real = beginning.backbone_of
 
     def fixed(*arguments: object) -> nn.Module:
         backbone = real(*arguments)  # type: ignore[arg-type]
         backbone.pos_embed.requires_grad_(False)  # type: ignore[operator, union-attr]
         return backbone
 
-    monkeypatch.setattr(network, "backbone_of", fixed)
+    monkeypatch.setattr(beginning, "backbone_of", fixed)
     assert "backbone.pos_embed" not in learn(VIT)
 
 

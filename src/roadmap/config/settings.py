@@ -93,7 +93,8 @@ class ModelSettings:
 
     Attributes:
         name: "small_cnn" (built in, for small pictures), any name that timm knows, or "auto".
-        weights: "random", "hub" (timm downloads them), the path of a .safetensors or .pth file, or "auto".
+        weights: "random", "hub" (timm downloads them), the path of a .safetensors or .pth file, for the backbone; the
+            folder of a run, to begin with all weights of its best epoch; or "auto".
         pooling: "avg", "max", "gem", "token" (class token), "both" (class token and mean of the patches, side by
             side: twice as wide), or "auto": what the backbone was trained with.
         layer_norm: normalise the pooled features, without trained scale and shift, before the projection; or "auto".

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,8 +19,8 @@ from roadmap.engine.results import duration, processes_words
 from roadmap.engine.splits import division_of, records_of, sampler_of, searched_pictures, size_words, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
+from roadmap.models.beginning import check_weights
 from roadmap.models.network import untrained_retriever
-from roadmap.models.weight_files import check_there
 from roadmap.ranks import Ranks
 
 TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
@@ -98,8 +97,7 @@ def plan(settings: Settings) -> Plan:
     check_judging(settings, splits)
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
     sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
-    if settings.model.weights not in ("random", "hub"):
-        check_there(Path(settings.model.weights).expanduser())
+    check_weights(settings.model)
     model = untrained_retriever(settings.model, settings.data.image)
     check_dims(settings, model)
     tests = {

@@ -17,24 +17,6 @@ from roadmap.models.depths import layer_depths
 from roadmap.models.learning import check_learning, layers_below, learning_names, parts_of
 from roadmap.models.pooling import Layout, Pooling
 from roadmap.models.small import SmallCNN
-from roadmap.models.weights import load_weights
-
-
-def retriever(settings: ModelSettings, image: int = 224) -> Retriever:
-    """A model with the weights that its settings name, for square pictures of a size.
-
-    The paper's models: ResNet-50, `ModelSettings("resnet50", weights, dim=512, freeze_batch_norm=True)`, for CUB with
-    `pooling="max", layer_norm=True`; distilled DeiT-S, `ModelSettings("deit_small_distilled_patch16_224", weights)`;
-    DeiT-S as the released code had it, the plain architecture with the distilled one's weights,
-    `ModelSettings("deit_small_patch16_224", weights, drop_distillation=True)`.
-
-    Args:
-        settings: backbone, weights, pooling and head.
-        image: side of the pictures. Position embeddings of transformers are resampled to it.
-    """
-    backbone = backbone_of(settings, image)
-    load_weights(backbone, settings, image)
-    return Retriever(backbone, settings, image)
 
 
 def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
