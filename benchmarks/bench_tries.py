@@ -57,7 +57,8 @@ class Try:
     apart: bool = False
 
     def __str__(self) -> str:
-        return " ".join(self.settings) + (f", then {' '.join(self.then)}" if self.then else "")
+        first, then = " ".join(self.settings), " ".join(self.then)
+        return f"{first or 'the recipe'}, then {then}" if then else first
 
 
 # Only the last epoch is measured: tries of more epochs would have more of them to choose from.

@@ -8,10 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from roadmap.runs import Run
 
 from .test_bench_family import SHORT, TINY, birds  # noqa: F401 - a fixture
 
@@ -72,6 +75,27 @@ def test_it_stops_in_time(birds: Path, tmp_path: Path) -> None:  # noqa: F811
     assert found.returncode == 0, found.stderr
     assert "0.2 minutes are over; the same command goes on" in found.stderr
     assert not (tmp_path / "tries_cub_vits_best.csv").exists()
+
+
+@pytest.mark.slow
+def test_a_try_of_two_runs_is_measured_after_the_second(
+    tries: ModuleType,
+    birds: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROADMAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(tries.TRIES, "larger_504", tries.Try((), ("data.image=48", "data.resize=48", "epochs=2")))
+    given = [f"data.root={birds}", *TINY, *SHORT]
+    row = tries.row_of("larger_504", 0, Namespace(recipe="cub_vits_best", set=given, out=str(tmp_path)))
+    first, second = (Run(tmp_path / f"cub_vits_best_larger_504_0{end}") for end in ("", "_then"))
+    assert [run.settings().data.image for run in (first, second)] == [32, 48]
+    assert second.settings().model.weights == str(first.folder)
+    assert second.summary()["before"] != first.summary()["before"]
+    assert row["mAP@R"] == f"{100 * second.summary()['validation']['mAP@R']:.2f}"
+    assert (row["settings"], row["epochs"]) == ("the recipe, then data.image=48 data.resize=48 epochs=2", "2")
+    seconds = sum(run.summary()["training seconds"] for run in (first, second))
+    assert row["training seconds"] == f"{seconds:.0f}"
 
 
 def made(name: str, seed: int, value: float, **more: str) -> dict[str, str]:
