@@ -36,12 +36,13 @@ from roadmap.evaluation import evaluate  # noqa: E402
 from roadmap.experiments.sheet import Cell, Sheet  # noqa: E402
 from roadmap.runs import Run  # noqa: E402
 
-# A name is the loss; what else it needs stands beside it. What a loss learns itself starts at random, where a network
+# A name is the loss, or the settings name it; what else it needs stands beside it. What a loss learns itself starts at random, where a network
 # is only refined, and has a rate of its own: that of its authors, where theirs suits this kind of optimiser; else
 # PROXIES, which is ours and was not tuned.
 PROXIES = "optim.loss_lr=1e-2"
 ROWS = {
     "roadmap": [],
+    "roadmap_matryoshka": ["loss=roadmap", "dims=[64,128]"],
     "supap": [],
     "smoothap": [],
     "happier": [PROXIES],
@@ -60,13 +61,15 @@ ROWS = {
     "margin_distance_weighted": ["auxiliary=mic", "optim.loss_lr=5e-4", "optim.auxiliary_lr=1e-5"],
     "contrastive_horde": ["auxiliary=horde", "optim.auxiliary_lr=1e-5"],
 }
+CUT = {"roadmap": (64, 128), "roadmap_matryoshka": (64, 128)}  # measured with so many dimensions alone, too
 ASKED = ("recipe", "set", "seed", "epochs", "epoch", "select")
 ENDS = ("training minutes", *ASKED, *RAN)
 SHOWN = ("R@1", "mAP@R", "H-AP", "ASI", "NDCG")
 
 
 def settings_of(name: str, seed: int, arguments: argparse.Namespace) -> Settings:
-    own = [f"recipe={arguments.recipe}", f"loss={name}", *ROWS[name], f"seed={seed}"]
+    loss = [] if any(text.startswith("loss=") for text in ROWS[name]) else [f"loss={name}"]
+    own = [f"recipe={arguments.recipe}", *loss, *ROWS[name], f"seed={seed}"]
     return settings_from([*own, f"run={folder_of(name, seed, arguments)}", *arguments.set])
 
 
@@ -87,7 +90,7 @@ def reason_against(name: str, arguments: argparse.Namespace) -> str:
 def row_of(name: str, seed: int, arguments: argparse.Namespace) -> Row:
     """Trains, or finds what was trained, and measures."""
     run = Run(fit_or_resume(settings_of(name, seed, arguments), quiet=True))
-    summary, found = run.summary(), metrics_of(run.folder)
+    summary, found = run.summary(), metrics_of(run.folder, CUT.get(name, ()))
     shown = [key for key in found if key in SHOWN or key.endswith((" R@1", " mAP@R"))]
     row = {"loss": name, "also": " ".join(ROWS[name]), **{key: f"{100 * found[key]:.2f}" for key in shown}}
     row |= {"training minutes": f"{summary['training seconds'] / 60:.1f}", "recipe": arguments.recipe}
@@ -101,14 +104,14 @@ def folder_of(name: str, seed: int, arguments: argparse.Namespace) -> Path:
     return Path(arguments.out) / f"{arguments.recipe}_{name}_{seed}"
 
 
-def metrics_of(run: Path) -> Mapping[str, float]:
+def metrics_of(run: Path, dims: tuple[int, ...]) -> Mapping[str, float]:
     """A run whose loss knows the tree was measured by it when it ended; others are embedded once more."""
     (own,) = Run(run).summary()["after"].values()
     if "H-AP" in own:
         return dict(own)
     encoder = Encoder.open(run)
     pack, _ = pack_for(encoder.records(), encoder.side, "auto", make=False)
-    return evaluate(encoder, pack=pack, nearest=0, levels=True, progress=False).metrics
+    return evaluate(encoder, pack=pack, nearest=0, levels=True, dims=dims, progress=False).metrics
 
 
 def rows_at(arguments: argparse.Namespace) -> Rows:

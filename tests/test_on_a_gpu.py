@@ -47,4 +47,6 @@ def test_what_there_is_no_time_for_and_what_fails_is_told(tmp_path: Path) -> Non
     ]
     wrong = run(tmp_path, "1", "test")
     assert wrong.returncode == 2
-    assert "there is no part test; there are tests, losses, command, family, step, stream, tries and paper" in wrong.stderr
+    assert (
+        "there is no part test; there are tests, losses, command, family, step, stream, tries and paper" in wrong.stderr
+    )
