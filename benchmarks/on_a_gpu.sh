@@ -8,13 +8,14 @@
 #   family    every loss on CUB with a ViT-S, 20 epochs, one seed
 #   step      a training step by kind of kernel, and the ViT written otherwise
 #   stream    a pack larger than the GPU's memory beside one that lies in it
+#   tries     what may make a better model of CUB, on held-out classes, for half of what is left
 #   paper     experiments/cub.sh: tables of the paper
 # A part that fails is told at the end and does not stop the others. Files go where each script writes them
 # (benchmarks/results, experiments/results). From the environment: PYTHON.
 set -uo pipefail
 cub=${1:?where CUB lies}; weights=${2:?where the weights lie}; minutes=${3:-30}
 shift $(($# < 3 ? $# : 3))
-if [ $# = 0 ]; then set -- tests losses command family step stream paper; fi
+if [ $# = 0 ]; then set -- tests losses command family step stream tries paper; fi
 cub=$(realpath "$cub"); weights=$(realpath "$weights")
 cd "$(dirname "$0")/.."
 end=$((SECONDS + minutes * 60))
@@ -50,9 +51,13 @@ for part; do
                 --out benchmarks/results/step_rewrites_cuda.csv
             ;;
         stream) run "$python" benchmarks/bench_streaming.py --root "$cub" --weights "$vits" ;;
+        tries)
+            run "$python" benchmarks/bench_tries.py --minutes "$(((end - SECONDS) / 120))" --set "data.root=$cub" \
+                --set "model.weights=$vits"
+            ;;
         paper) run experiments/cub.sh "$cub" "$weights" "$(((end - SECONDS) / 60))" ;;
         *)
-            echo "there is no part $part; there are tests, losses, command, family, step, stream and paper" >&2
+            echo "there is no part $part; there are tests, losses, command, family, step, stream, tries and paper" >&2
             exit 2
             ;;
     esac

@@ -96,7 +96,8 @@ def test_a_row_is_enough_where_the_run_is_not_at_hand(birds: Path, tmp_path: Pat
 def test_a_frozen_backbone_leaves_out_what_it_cannot_give_and_rows_say_what_they_are(
     birds: Path, tmp_path: Path
 ) -> None:
-    none, some = ("margin_distance_weighted", "contrastive_horde"), ("roadmap", "happier", "proxy_nca_pp", "sec")
+    none = ("margin_distance_weighted", "contrastive_horde")
+    some = ("roadmap", "roadmap_matryoshka", "happier", "proxy_nca_pp", "sec")
     run = bench(tmp_path, birds, "--only", *none, *some, recipe="cub_resnet50_head")
     assert run.returncode == 0, run.stderr
     rows = rows_of(tmp_path, "cub_resnet50_head")
@@ -115,6 +116,7 @@ def test_a_frozen_backbone_leaves_out_what_it_cannot_give_and_rows_say_what_they
         }  # fmt: skip
         assert {key: row[key] for key in expected} == expected
         assert row["hardware"]
+        assert bool(row["64-d mAP@R"]) == row["loss"].startswith("roadmap")
     table = run.stdout[run.stdout.index("family_cub_resnet50_head.csv") :]
     assert all(re.search(rf"^{name} .*{row['mAP@R']}", table, re.MULTILINE) for (name, _), row in rows.items())
     assert "recipe cub_resnet50_head, set data.batch_size=8" in table

@@ -28,7 +28,7 @@ def test_every_script_and_option_that_it_asks_for_exists(tmp_path: Path) -> None
     lines = [line.split() for line in asked.stdout.splitlines() if not line.startswith("==")]
     assert ["-m", "pytest", "-q", "-m", "gpu"] in lines
     scripts = [line for line in lines if line[0].startswith("benchmarks/")]
-    assert len(scripts) == 8
+    assert len(scripts) == 9
     for script, *words in scripts:
         text = (ROOT / script).read_text(encoding="utf-8")
         for option in (word for word in words if word.startswith("--")):
@@ -47,4 +47,6 @@ def test_what_there_is_no_time_for_and_what_fails_is_told(tmp_path: Path) -> Non
     ]
     wrong = run(tmp_path, "1", "test")
     assert wrong.returncode == 2
-    assert "there is no part test; there are tests, losses, command, family, step, stream and paper" in wrong.stderr
+    assert (
+        "there is no part test; there are tests, losses, command, family, step, stream, tries and paper" in wrong.stderr
+    )

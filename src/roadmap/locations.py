@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roadmap.names import did_you_mean
+from roadmap.names import CHECKPOINT, did_you_mean
 
 MODEL = "a run folder (its best epoch), a checkpoint (.safetensors or .onnx), small_cnn, or the name of any timm model"
-CHECKPOINT = Path("checkpoints") / "best.safetensors"  # inside a run folder
 INDEX = "index.json"  # inside the folder of an index
 WEIGHTS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".npz")
 

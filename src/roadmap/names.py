@@ -1,4 +1,5 @@
-"""Names as people see them: the nearest known one to one that is not known, and where a long one may be broken."""
+"""Names as people see them: the nearest known one to one that is not known, and where a long one may be broken; and one
+of a file, for which several floors look."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import difflib
 import re
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
+
+CHECKPOINT = Path("checkpoints") / "best.safetensors"  # the chosen weights of a run, inside its folder
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:

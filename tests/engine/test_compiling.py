@@ -91,6 +91,13 @@ def test_kinds_of_blocks_are_as_many_as_are_compiled(monkeypatch: pytest.MonkeyP
     assert len({compiling._kind(block) for block in repeated_blocks(model)}) == len(compiled) == kinds
 
 
+def test_blocks_that_learn_in_part_are_a_kind_of_their_own() -> None:
+    def kinds(**options: Any) -> int:
+        return len({compiling._kind(block) for block in repeated_blocks(small_vit(**options))})
+
+    assert [kinds(learns="biases"), kinds(freeze_layers=1), kinds(freeze_layers=4)] == [1, 1, 2]
+
+
 def test_a_network_without_blocks_is_not_compiled_by_itself() -> None:
     assert compiling_of(retriever(ModelSettings(), 16), HardwareSettings(), CUDA, 10**6).mode == "no"
 

@@ -40,6 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "average": {"optim__ema": 0.9, "optim__schedule": "cosine", "optim__warmup": 1.0},
     "stochastic depth": VIT,
+    "biases": {**VIT, "model__learns": "biases", "optim__ema": 0.9, "optim__layer_decay": 0.8},
+    "upper layers": {"model__freeze_layers": 2, "optim__name": "sgd", "model__dim": 4},
     "loss with weights": {"loss": {"name": "proxy_nca_pp"}, "optim__name": "sgd"},
     "two passes": {"data__chunk": 3, "memory__size": 11, "optim__ema": 0.9, **VIT},
     "random miner": {"loss": {"name": "triplet_distance_weighted"}},

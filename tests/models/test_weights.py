@@ -257,7 +257,11 @@ def test_a_harmless_object_is_named_and_the_way_out_told(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("absent.pth", None, '"random", "hub" or an existing file, got .*absent.pth; there is no such file$'),
+        (
+            "absent.pth",
+            None,
+            '"random", "hub" or an existing file, or the folder of a run, got .*absent.pth; there is no such file$',
+        ),
         ("none/absent.pth", None, "there is no such file, nor the folder .*none"),
         ("weights.npz", b"x", "weights.npz must end in .safetensors, .pth, .pt, .bin, got '.npz'"),
         ("weights.safetensors", b"garbage" * 20, "weights.safetensors could not be read as .safetensors, is it whole"),

@@ -21,6 +21,7 @@ from roadmap.config.settings_checks import known as known
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "blocks", "default", "reduce-overhead", "max-autotune")
+LEARNING = ("all", "biases")
 POOLINGS = ("auto", "avg", "max", "gem", "token", "both")
 PACKING = ("auto", "yes", "no", "compressed")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -92,7 +93,8 @@ class ModelSettings:
 
     Attributes:
         name: "small_cnn" (built in, for small pictures), any name that timm knows, or "auto".
-        weights: "random", "hub" (timm downloads them), the path of a .safetensors or .pth file, or "auto".
+        weights: "random", "hub" (timm downloads them), the path of a .safetensors or .pth file, for the backbone; the
+            folder of a run, to begin with all weights of its best epoch; or "auto".
         pooling: "avg", "max", "gem", "token" (class token), "both" (class token and mean of the patches, side by
             side: twice as wide), or "auto": what the backbone was trained with.
         layer_norm: normalise the pooled features, without trained scale and shift, before the projection; or "auto".
@@ -100,6 +102,10 @@ class ModelSettings:
         normalise: whether vectors have length 1 in training; false leaves them as long as they come, for losses that
             look at their length (cross_entropy, sec). Evaluated and deployed they always have length 1.
         freeze_batch_norm: keep the running statistics of BatchNorm as they came (its scale and shift still learn).
+        learns: what learns of the backbone: "all" of it, or its "biases" alone, some thousandths of its weights: what
+            linear layers, convolutions and norms add (BitFit; Ben Zaken et al., ACL 2022). All of the head learns.
+        freeze_layers: so many of the backbone's layers stay as they came, and are spared the pass backwards: the stem
+            is the first, each block one more, as for `optim.layer_decay`.
         freeze_backbone: train the projection alone. Each picture goes through the backbone once, cut as for evaluation,
             and what comes out is kept: no random crops, and steps that take a CPU a millisecond. Needs `dim`.
         drop_path: stochastic depth, where the backbone has it.
@@ -115,6 +121,8 @@ class ModelSettings:
     dim: Optional[int] = setting(None, limits.AT_LEAST_1)  # noqa: UP045
     normalise: bool = True
     freeze_batch_norm: bool = False
+    learns: str = setting("all", LEARNING)
+    freeze_layers: int = setting(0, limits.AT_LEAST_0)
     freeze_backbone: bool = False
     drop_path: float = setting(0.0, limits.BELOW_1)
     drop_distillation: bool = False

@@ -14,12 +14,14 @@ from roadmap.data.datasets.sources import GLYPH_SIZE
 from roadmap.data.pictures.images import PictureError, picture_size
 from roadmap.data.randomness import permutation
 from roadmap.data.records import Ints
+from roadmap.engine.inheritance import cautions_about_weights
 from roadmap.engine.joining import hardware_here
 from roadmap.engine.splits import MANY_CLASSES, held_out_classes
 from roadmap.hardware import device_of
 from roadmap.losses.named import OF_LENGTHS
 from roadmap.models import WeightsError
 from roadmap.models.backbones import SMALL_CNN, is_transformer, outline
+from roadmap.models.beginning import left_by
 from roadmap.models.hub import check_hub, hub_file
 
 CHOSEN = {
@@ -69,6 +71,13 @@ def cautions(settings: Settings) -> list[str]:
             f"{WARNING}each batch of {data.batch_size} pictures is of one class, so that none is compared with another "
             "class; raise data.batch_size, or remember earlier batches with memory=xbm"
         )
+    model = settings.model
+    if model.weights == "random" and (model.learns != "all" or model.freeze_layers):
+        asked = "learns=biases" if model.learns != "all" else f"freeze_layers={model.freeze_layers}"
+        found.append(
+            f"{WARNING}model.{asked} with model.weights=random: what does not learn stays random; give trained weights"
+        )
+    found += [f"{WARNING}{said}" for said in cautions_about_weights(settings)]
     if settings.model.normalise and loss in OF_LENGTHS:
         found.append(
             f"{WARNING}the loss {loss} is about the length of vectors, which model.normalise=true makes 1; "
@@ -141,6 +150,8 @@ class _Choice:
 
 def _choose_model(choice: _Choice) -> None:
     model = choice.settings.model
+    if (before := left_by(model.weights)) is not None:
+        choice.set(f"as {model.weights} left it", model__name=before[0].name, model__layer_norm=before[0].layer_norm)
     # centred features: without, all cosines are positive and thresholds on them hinder
     small = {"model__name": SMALL_CNN, "model__weights": "random", "model__layer_norm": True}
     if choice.free("model.name"):
@@ -188,6 +199,8 @@ def _choose_pictures(choice: _Choice) -> None:
     else:
         _, size = PRETRAINED["cuda" if choice.on_gpu else "cpu"]
         scale, side = [0.16, 1.0], 256
+    if (before := left_by(choice.settings.model.weights)) is not None:
+        size = before[1]
     if free & {"data.image", "optim.lr"}:
         backbone, size = outline(name, size)
         _choose_rate(choice, is_transformer(backbone))
@@ -207,6 +220,8 @@ def _choose_rate(choice: _Choice, transformer: bool) -> None:
         rate, why = (1e-2 if name == SMALL_CNN else 1e-3), "from scratch"
     else:
         rate, why = (1e-5 if transformer else 1e-4), "to fine-tune"
+    if choice.settings.model.learns == "biases":
+        rate, why = 10 * rate, f"{why}, its biases alone"
     kind = "a small network" if name == SMALL_CNN else "a transformer" if transformer else "a convolutional network"
     choice.set(f"{kind}, {why}", optim__lr=rate)
 

@@ -104,10 +104,10 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _kind(block: nn.Module) -> tuple[object, ...]:
-    """What tells blocks apart that are compiled apart: their class, the shapes and strides in them, and how much of
-    them stochastic depth drops, which is more from block to block."""
+    """What tells blocks apart that are compiled apart: their class, the shapes and strides in them, which of their
+    weights learn, and how much of them stochastic depth drops, which is more from block to block."""
     numbers = tuple((getattr(part, "stride", None), getattr(part, "drop_prob", None)) for part in block.modules())
-    return type(block), numbers, tuple(tuple(weight.shape) for weight in block.parameters())
+    return type(block), numbers, tuple((tuple(w.shape), w.requires_grad) for w in block.parameters())
 
 
 def _twin(model: nn.Module) -> nn.Module:

@@ -55,7 +55,7 @@ class Display:
         arithmetic: Arithmetic,
         ranks: Ranks = ALONE,
     ) -> None:
-        data, weights = settings.data, sum(p.numel() for p in model.parameters()) / 1e6
+        data = settings.data
         say = self.console.print
         for warning in (reason for reason in reasons if reason.startswith(WARNING)):
             say(f"{warning}\n")
@@ -64,7 +64,7 @@ class Display:
         say("" if splits.val is None else f", validation {size_words(splits.val)}", end="")
         say("".join(f", test {size_words(searched_pictures(test))}" for test in splits.tests))
         source = f"weights {settings.model.weights}"
-        say(f"model      {settings.model.name}, {model.dim} dimensions, {weights:.1f} M parameters, {source}")
+        say(f"model      {settings.model.name}, {model.dim} dimensions, {_size_words(model)}, {source}")
         say(f"loss       {_loss_words(settings.loss)}")
         if settings.auxiliary["name"] != "none":
             say(f"auxiliary  {_loss_words(settings.auxiliary)}")
@@ -138,6 +138,13 @@ def _next(run: Run, settings: Settings, results: Results) -> str:
     tests = list(settings.data.test_sets.items())[:1]
     where = "".join(f" --data {name} --root {quote(root)}" for name, root in tests)
     return f"roadmap evaluate {folder}{where} --page retrievals.html"
+
+
+def _size_words(model: Retriever) -> str:
+    """How many parameters, and how many learn where not all do."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    learn = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return f"{weights / 1e6:.1f} M parameters" + ("" if learn == weights else f" of which {learn:,} learn")
 
 
 def _loss_words(loss: Mapping[str, Any]) -> str:

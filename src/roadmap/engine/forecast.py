@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,13 +19,14 @@ from roadmap.engine.results import duration, processes_words
 from roadmap.engine.splits import division_of, records_of, sampler_of, searched_pictures, size_words, splits_of
 from roadmap.hardware import autocast_of, device_of
 from roadmap.models import Retriever
+from roadmap.models.beginning import check_weights
 from roadmap.models.network import untrained_retriever
-from roadmap.models.weight_files import check_there
 from roadmap.ranks import Ranks
 
 TRIED = 8  # pictures of 224 pixels in the batch that is timed on a CPU, or as many smaller ones; on a GPU a whole batch
-# in checkpoints: twice the weights and Adam's two moments in last.pt, the same in previous.pt, the best weights
-BYTES_PER_WEIGHT = 36
+# in checkpoints: twice the weights in last.pt, the same in previous.pt, the best weights; in both states Adam's
+# two moments of what learns
+BYTES_PER_WEIGHT, BYTES_PER_LEARNER = 20, 16
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ def plan(settings: Settings) -> Plan:
     check_judging(settings, splits)
     everyone = Ranks(world=settings.hardware.devices * settings.hardware.nodes)
     sampler = sampler_of(splits.train, settings.data, settings.seed, everyone)
-    if settings.model.weights not in ("random", "hub"):
-        check_there(Path(settings.model.weights).expanduser())
+    check_weights(settings.model)
     model = untrained_retriever(settings.model, settings.data.image)
     check_dims(settings, model)
     tests = {
@@ -106,7 +105,7 @@ def plan(settings: Settings) -> Plan:
     }
     named = {"train": splits.train, "validation": splits.val, **tests}
     pictures = {name: size_words(part) for name, part in named.items() if part is not None}
-    disk = BYTES_PER_WEIGHT * sum(weight.numel() for weight in model.parameters())
+    disk = sum((BYTES_PER_WEIGHT + BYTES_PER_LEARNER * w.requires_grad) * w.numel() for w in model.parameters())
     for part in {(part.name, part.root): part for part in (records, *splits.tests)}.values():
         compressed = settings.data.pack == "compressed"
         if settings.data.pack != "no" and fresh_pack(part, settings.data.side, compressed=compressed) is None:

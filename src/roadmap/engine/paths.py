@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 from roadmap.config.settings import Settings
-
-NO_FILE = ("auto", "hub", "random")  # weights that are not a path
+from roadmap.models.beginning import NO_PATHS
 
 
 def absolute_paths(settings: Settings) -> Settings:
@@ -21,7 +20,7 @@ def absolute_paths(settings: Settings) -> Settings:
             root=None if data.root is None else _absolute(data.root),
             test_sets={name: _absolute(root) for name, root in data.test_sets.items()},
         ),
-        model=model if model.weights in NO_FILE else dataclasses.replace(model, weights=_absolute(model.weights)),
+        model=model if model.weights in NO_PATHS else dataclasses.replace(model, weights=_absolute(model.weights)),
     )
 
 

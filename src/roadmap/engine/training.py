@@ -198,7 +198,7 @@ def _with_epochs(settings: Settings, epochs: int) -> Settings:
             "epochs",
             f"epochs={epochs}: the learning rate of this run falls along a cosine to the end of its {settings.epochs} "
             f"epochs, so a run of {epochs} is another from its first step on; start a new one with epochs={epochs}, "
-            "or one with model.weights=RUN/checkpoints/best.safetensors that begins where this one ended",
+            "or one with model.weights=RUN that begins where this one ended",
         )
     return dataclasses.replace(settings, epochs=epochs)
 

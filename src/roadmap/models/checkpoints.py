@@ -67,12 +67,8 @@ def load_checkpoint(path: str | Path) -> tuple[Retriever, dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}")
-    content, tensors = _parts(path)
-    try:
-        settings = ModelSettings(**known(ModelSettings, content["settings"], "model."))
-        image, mean, std, about = (content[name] for name in ("image", "mean", "std", "about"))
-    except (LookupError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path}: the description of the model could not be read: {error}") from error
+    settings, content, tensors = checkpoint_parts(path)
+    image, mean, std, about = (content[name] for name in ("image", "mean", "std", "about"))
     with torch.random.fork_rng(devices=[]):
         model = untrained_retriever(settings, image)
     try:
@@ -86,8 +82,17 @@ def load_checkpoint(path: str | Path) -> tuple[Retriever, dict[str, Any]]:
     return model.eval(), about
 
 
+def checkpoint_parts(path: Path) -> tuple[ModelSettings, dict[str, Any], dict[str, Tensor]]:
+    """What a checkpoint file was made by, all else that it says of itself, and its tensors; other files are refused."""
+    content, tensors = _parts(path)
+    try:
+        settings = ModelSettings(**known(ModelSettings, content["settings"], "model."))
+        return settings, {name: content[name] for name in ("image", "mean", "std", "about")}, tensors
+    except (LookupError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the description of the model could not be read: {error}") from error
+
+
 def _parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and the tensors of a checkpoint file; anything else is refused."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -14,26 +14,9 @@ from roadmap.config.settings import ModelSettings, SettingError
 from roadmap.features import Features
 from roadmap.models.backbones import backbone_of, features, layout, normalisation, trial_features
 from roadmap.models.depths import layer_depths
+from roadmap.models.learning import check_learning, layers_below, learning_names, parts_of
 from roadmap.models.pooling import Layout, Pooling
 from roadmap.models.small import SmallCNN
-from roadmap.models.weights import load_weights
-
-
-def retriever(settings: ModelSettings, image: int = 224) -> Retriever:
-    """A model with the weights that its settings name, for square pictures of a size.
-
-    The paper's models: ResNet-50, `ModelSettings("resnet50", weights, dim=512, freeze_batch_norm=True)`, for CUB with
-    `pooling="max", layer_norm=True`; distilled DeiT-S, `ModelSettings("deit_small_distilled_patch16_224", weights)`;
-    DeiT-S as the released code had it, the plain architecture with the distilled one's weights,
-    `ModelSettings("deit_small_patch16_224", weights, drop_distillation=True)`.
-
-    Args:
-        settings: backbone, weights, pooling and head.
-        image: side of the pictures. Position embeddings of transformers are resampled to it.
-    """
-    backbone = backbone_of(settings, image)
-    load_weights(backbone, settings, image)
-    return Retriever(backbone, settings, image)
 
 
 def untrained_retriever(settings: ModelSettings, image: int) -> Retriever:
@@ -66,14 +49,14 @@ class Retriever(nn.Module):
         self._layout = layout(backbone, trial)
         self.channels = self._layout.channels(trial)
         self.backbone = backbone
+        self._below = layers_below(backbone, settings)
         self.pooling = _pooling(backbone, settings, self._layout)
         with torch.no_grad():
             self.width: int = self.eval()._pooled(trial).shape[-1]
         self.layer_norm = nn.LayerNorm(self.width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
         self.projection = nn.Identity() if settings.dim is None else nn.Linear(self.width, settings.dim)
         self.dim: int = settings.dim or self.width
-        if settings.freeze_backbone:
-            self._freeze_trunk()
+        self._hold_still()
         self.train()
 
     def forward(self, images: Tensor, whole: bool = False) -> Tensor | Features:
@@ -104,15 +87,18 @@ class Retriever(nn.Module):
             vectors: Tensor = self.projection(self.layer_norm(pooled))
             return F.normalize(vectors, dim=1) if self.settings.normalise or not self.training else vectors
 
-    def _freeze_trunk(self) -> None:
-        if self.settings.dim is None:
-            raise SettingError(
-                "model.dim",
-                "model.freeze_backbone=true trains the projection alone, and there is none: give its dimensions, such "
-                f"as model.dim={min(512, self.width)}, or set model.freeze_backbone=false",
-            )
+    def _hold_still(self) -> None:
+        """What does not learn has no gradient."""
+        check_learning(self.settings, self.width)
+        if self.settings.freeze_backbone:
+            learn = {name for name, _ in self.projection.named_parameters("projection")}
+        else:
+            inside = learning_names(self.backbone, self.settings, self._below)
+            head = {name for name, _ in self.named_parameters() if not name.startswith("backbone.")}
+            learn = head | {f"backbone.{name}" for name in inside}
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name.startswith("projection."))
+            if name not in learn:  # some backbones come with position embeddings that never learn
+                parameter.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Retriever:
         """Training or evaluation mode; what is frozen does in both what it does in evaluation: BatchNorm uses the
@@ -120,6 +106,8 @@ class Retriever(nn.Module):
         super().train(mode)
         if self.settings.freeze_backbone:
             self.backbone.eval()
+        for module in parts_of(self.backbone, self._below):
+            module.eval()
         if self.settings.freeze_batch_norm:
             for module in self.modules():
                 if isinstance(module, _BatchNorm):

@@ -39,7 +39,7 @@ def check_there(path: Path) -> None:
     """The file of weights exists."""
     if not path.is_file():
         raise WeightsError(
-            f'model.weights must be "random", "hub" or an existing file, got {path}; '
+            f'model.weights must be "random", "hub" or an existing file, or the folder of a run, got {path}; '
             f"there is no such file{'' if path.parent.is_dir() else f', nor the folder {path.parent}'}"
         )
 

@@ -27,7 +27,13 @@ def load_weights(backbone: nn.Module, settings: ModelSettings, image: int) -> No
         file = hub_file(_distilled_twin(settings.name) if settings.drop_distillation else settings.name)
     else:
         file = Path(settings.weights)
-    tensors = _without_distillation(tensors_in(file), backbone, settings, file)
+    fill_backbone(backbone, _without_distillation(tensors_in(file), backbone, settings, file), settings, image, file)
+
+
+def fill_backbone(
+    backbone: nn.Module, tensors: dict[str, Tensor], settings: ModelSettings, image: int, file: Path
+) -> None:
+    """Fill the backbone with tensors from a file, all of it; positions are resampled to the size of the pictures."""
     wanted = backbone.state_dict()
     if _misfits(tensors, wanted, backbone) and settings.name != SMALL_CNN:
         tensors = _conversion(tensors, backbone, settings, image)

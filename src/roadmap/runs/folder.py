@@ -29,6 +29,7 @@ from roadmap.atomic import remove_leftovers, whole_file
 from roadmap.config.settings import Settings
 from roadmap.data import Records
 from roadmap.locations import check_run
+from roadmap.names import CHECKPOINT
 from roadmap.runs.board import Board
 from roadmap.runs.division import FILES, save_division, stored_division
 from roadmap.runs.lock import hold
@@ -107,7 +108,7 @@ class Run:
 
     @property
     def best(self) -> Path:
-        return self.folder / "checkpoints" / "best.safetensors"
+        return self.folder / CHECKPOINT
 
     def save_settings(self, settings: Settings) -> None:
         self._write("config.yaml", _yaml(settings))
