@@ -36,9 +36,9 @@ from roadmap.evaluation import evaluate  # noqa: E402
 from roadmap.experiments.sheet import Cell, Sheet  # noqa: E402
 from roadmap.runs import Run  # noqa: E402
 
-# A name is the loss, or the settings name it; what else it needs stands beside it. What a loss learns itself starts at random, where a network
-# is only refined, and has a rate of its own: that of its authors, where theirs suits this kind of optimiser; else
-# PROXIES, which is ours and was not tuned.
+# A name is the loss, or the settings name it; what else it needs stands beside it. What a loss learns itself starts at
+# random, where a network is only refined, and has a rate of its own: that of its authors, where theirs suits this kind
+# of optimiser; else PROXIES, which is ours and was not tuned.
 PROXIES = "optim.loss_lr=1e-2"
 ROWS = {
     "roadmap": [],
