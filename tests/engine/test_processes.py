@@ -20,7 +20,9 @@ from roadmap.config.settings import Settings
 from roadmap.data import Records, dataset
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.engine import NonFiniteError, Stopped, fit, fit_or_resume, launching, resume
+from roadmap.engine import NonFiniteError, Stopped, fit, fit_or_resume, launching, resume, training
+from roadmap.engine.arithmetic import Arithmetic
+from roadmap.engine.job import Job
 from roadmap.engine.launching import ProcessError
 from roadmap.engine.step import Parts, _draw_apart
 from roadmap.engine.stopping import Signals
@@ -156,6 +158,28 @@ def test_other_pictures_on_another_machine(pictures: Path, tmp_path: Path) -> No
         assert str(error).startswith(
             "process 1 finds other training pictures (36 of 6 classes) than the first (36 of 6"
         )
+
+
+def test_a_run_goes_on_where_only_the_first_machine_has_its_folder(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others learn from the first how it computes: here in bfloat16, with a single thread."""
+    precisions: list[tuple[str, int]] = []
+    real = training.job_of
+
+    def watched(settings: Settings, arithmetic: Arithmetic, *more: Any) -> Job:
+        precisions.append((arithmetic.precision, torch.get_num_threads()))
+        return real(settings, arithmetic, *more)
+
+    def work() -> tuple[Path, list[tuple[str, int]]]:
+        torch.set_num_threads(2)
+        folder = tmp_path / "run" if ranks_here().first else tmp_path / "nowhere"
+        return resume(folder, epochs=2, quiet=True), precisions
+
+    fit(settings(pictures, tmp_path / "run", epochs=1, hardware__precision="bf16"), quiet=True)
+    monkeypatch.setattr(training, "job_of", watched)
+    found = together(2, work)
+    assert found == [(tmp_path / "run", [("bf16", 1)]), (tmp_path / "nowhere", [("bf16", 1)])]
 
 
 def test_a_signal_to_one_of_them_stops_all_at_the_same_step(pictures: Path, tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def _stopped_job(
     auxiliary: Constructor | None,
 ) -> Job:
     stored, has_state = ranks.from_first(lambda: (run.settings(), run.has_state()))
+    # as many devices as there are now; the rest is the run's, also where its folder is not
+    hardware = dataclasses.replace(stored.hardware, devices=hardware.devices, nodes=hardware.nodes)
     settings = dataclasses.replace(stored, run=str(run.folder), hardware=hardware)
     check_auxiliary(settings, auxiliary)
     signals.limit(settings.hardware.time_limit)
