@@ -50,6 +50,7 @@ def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
                 job.signals.obey(number)
                 break
         _note(job, watch.pop(), pace, length)
+        job.pictures.share_skipped()
         job.state.seconds += time.monotonic() - began
 
 
