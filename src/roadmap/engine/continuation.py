@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from roadmap.config.settings import SettingError, Settings
+from roadmap.config.settings_checks import shown
 from roadmap.engine.joining import hardware_at, place_here, ranks_at
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.training import fit, resume
+from roadmap.losses.named import constructor_parameters
 from roadmap.runs import Run
 
 OF_THE_PROCESS = ("run", "out", "hardware.time_limit", "hardware.devices", "hardware.nodes")  # not what is computed
@@ -37,21 +39,29 @@ def _held(settings: Settings) -> tuple[Path | None, bool]:
     if settings.run is None or not (Path(settings.run) / "config.yaml").is_file():
         return None, False
     run = Run.open(Path(settings.run))
-    asked, held = absolute_paths(settings).as_dict(), run.settings().as_dict()
+    asked, held = (_in_full(some) for some in (absolute_paths(settings), run.settings()))
     for name, wanted, found in _differences(asked, held):
         if name not in OF_THE_PROCESS:
             raise SettingError(
                 name,
-                f"{run.folder} already holds a run with {name}={found}, not {wanted}; "
+                f"{run.folder} already holds a run with {name}={shown(found)}, not {shown(wanted)}; "
                 "give another folder, or the settings that it was started with",
             )
     return run.folder, bool(run.summary())
 
 
+def _in_full(settings: Settings) -> dict[str, Any]:
+    """The settings, and what the options of the loss are that they leave out."""
+    values = settings.as_dict()
+    parameters = constructor_parameters(settings.loss["name"]).values()
+    left = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return values | {"loss": left | values["loss"]}
+
+
 def _differences(asked: Mapping[str, Any], held: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, what is asked for and what is held; "auto" asks for nothing."""
-    for name, wanted in asked.items():
-        found = held.get(name)
+    """Name, what is asked for and what is held, None where it is not there; "auto" asks for nothing."""
+    for name in {**asked, **held}:
+        wanted, found = asked.get(name), held.get(name)
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):
             yield from _differences(wanted, found, f"{where}{name}.")
         elif wanted != "auto" and wanted != found:
