@@ -133,7 +133,12 @@ def _quoted(text: str, sweeps: bool) -> str:
     several = sweeps and re.search(r",|^\w+\(.*\)$", value)
     if not is_text or not equals or several or value == "null" or value[:1] in ("'", '"'):
         return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", os.path.expanduser(value))
-    escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))  # or the last one would escape the closing quote
     # test sets are the one place with names of one's own, which Hydra has to be told to add
-    return f"{'++' if is_test_set else key.removesuffix(name)}{name}='{escaped}'"
+    return f"{'++' if is_test_set else key.removesuffix(name)}{name}={in_quotes(os.path.expanduser(value))}"
+
+
+def in_quotes(text: str) -> str:
+    """Text as Hydra reads it back, whatever is in it."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))  # or the last one would escape the closing quote
+    return f"'{escaped}'"
