@@ -54,10 +54,6 @@ class Ranks:
     def machine(self) -> int:
         return self.rank // self.local_world
 
-    @property
-    def machines(self) -> int:
-        return -(-self.world // self.local_world)
-
     def share(self, count: int) -> range:
         """The part of `count` things in a row that is this process's: all parts together are all, in order."""
         return range(count * self.rank // self.world, count * (self.rank + 1) // self.world)

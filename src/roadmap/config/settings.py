@@ -228,8 +228,8 @@ class HardwareSettings:
         devices: how many devices on each machine, with a process for each; they share the batch. On a CPU, how many
             processes. "auto": all GPUs of the machine.
         nodes: machines; more than one are started by torchrun or Slurm.
-        precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, fp16 on one that
-            is too old for it, 32 elsewhere.
+        precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, fp16 on one
+            that is too old for it, 32 elsewhere.
         compile: "blocks" for those that the network repeats, in seconds, its pass recorded as a CUDA graph; a mode of
             torch.compile for the whole network, in a minute; "no"; or "auto": on a GPU blocks, where the run is long
             enough to pay for it.

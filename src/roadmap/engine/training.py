@@ -125,6 +125,7 @@ def resume(folder: Path, epochs: int | None = None, quiet: bool = False, auxilia
         folder: of the run.
         epochs: train this many in all, instead of those that the run was started with. The result is that of a run
             started with so many, so a schedule that is stretched over the whole run (cosine) cannot be lengthened.
+            Where not every epoch is judged (`select.every`), the one that was judged as the last stays judged.
         quiet: print nothing.
         auxiliary: what `fit` was given.
 
