@@ -17,7 +17,7 @@ from typing import Any, Optional
 from roadmap.config import settings_checks as limits
 from roadmap.config.settings_checks import AUTO, setting
 from roadmap.config.settings_checks import SettingError as SettingError
-from roadmap.config.settings_checks import known as known
+from roadmap.config.settings_checks import keyword_arguments as keyword_arguments
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "blocks", "default", "reduce-overhead", "max-autotune")
@@ -311,12 +311,12 @@ class Settings:
             "select": SelectSettings,
             "hardware": HardwareSettings,
         }
-        given = known(cls, values, "")
+        given = keyword_arguments(cls, values, "")
         for name, kind in parts.items():
             if name not in given:
                 continue
             if not isinstance(given[name], Mapping):
                 came = f"{type(given[name]).__name__} {given[name]!r}"
                 raise SettingError(name, f"{name} must hold settings by name, got {came}")
-            given[name] = kind(**known(kind, given[name], f"{name}."))
+            given[name] = kind(**keyword_arguments(kind, given[name], f"{name}."))
         return cls(**given)

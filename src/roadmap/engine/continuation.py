@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roadmap.config.settings import SettingError, Settings
-from roadmap.config.settings_checks import shown
+from roadmap.config.settings_checks import as_typed
 from roadmap.engine.joining import hardware_at, place_here, ranks_at
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.training import fit, resume
@@ -28,13 +28,13 @@ def fit_or_resume(settings: Settings, quiet: bool = False) -> Path:
     """
     place = place_here()
     with ranks_at(hardware_at(settings.hardware, place), place) as ranks:  # the first looks, and all do the same
-        folder, ended = ranks.from_first(lambda: _held(settings))
+        folder, ended = ranks.from_first(lambda: _run_there(settings))
     if folder is None:
         return fit(settings, quiet)
     return folder if ended else resume(folder, quiet=quiet)
 
 
-def _held(settings: Settings) -> tuple[Path | None, bool]:
+def _run_there(settings: Settings) -> tuple[Path | None, bool]:
     """The folder, if it holds the run already, and whether that has ended."""
     if settings.run is None or not (Path(settings.run) / "config.yaml").is_file():
         return None, False
@@ -44,7 +44,7 @@ def _held(settings: Settings) -> tuple[Path | None, bool]:
         if name not in OF_THE_PROCESS:
             raise SettingError(
                 name,
-                f"{run.folder} already holds a run with {name}={shown(found)}, not {shown(wanted)}; "
+                f"{run.folder} already holds a run with {name}={as_typed(found)}, not {as_typed(wanted)}; "
                 "give another folder, or the settings that it was started with",
             )
     return run.folder, bool(run.summary())

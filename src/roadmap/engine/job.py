@@ -140,7 +140,7 @@ def job_of(
     if ranks.world > 1 and not settings.model.freeze_batch_norm:
         _check_chunks(settings, share_statistics(model))
     model = in_layout(model.to(arithmetic.device), settings.hardware)
-    told = _told(splits.train, model)
+    told = _facts(splits.train, model)
     loss, beside = _loss(settings, told), auxiliary_of(settings, auxiliary, told)
     for part in (loss, beside):
         if part is not None:
@@ -149,7 +149,7 @@ def job_of(
     pictures = Pictures(settings, model, arithmetic.device, display.quiet, ranks, levels=by_paths)
     compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
     others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
-    others |= _holding({"loss": loss, "auxiliary": beside})
+    others |= _stateful({"loss": loss, "auxiliary": beside})
     if isinstance(compare, BatchAndMemory):
         others["memory"] = compare
     state = _state(settings, arithmetic, model, loss, beside, others)
@@ -230,7 +230,7 @@ def _check_chunks(settings: Settings, model: nn.Module) -> None:
         )
 
 
-def _holding(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
+def _stateful(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
     """Those that hold something: weights, boundaries, clusters."""
     return {name: module for name, module in modules.items() if module is not None and module.state_dict()}
 
@@ -248,7 +248,7 @@ def check_dims(settings: Settings, model: Retriever) -> None:
         raise SettingError("dims", f"dims={max(settings.dims)}: the model has {model.dim} dimensions; give fewer")
 
 
-def _told(train: Records, model: Retriever) -> dict[str, int | None]:
+def _facts(train: Records, model: Retriever) -> dict[str, int | None]:
     """What only the run knows."""
     classes = len(np.unique(train.labels))
     return {

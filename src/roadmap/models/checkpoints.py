@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roadmap.atomic import whole_file
-from roadmap.config.settings import ModelSettings, known
+from roadmap.config.settings import ModelSettings, keyword_arguments
 from roadmap.models.network import Retriever, untrained_retriever
 from roadmap.models.weight_files import WeightsError
 
@@ -69,7 +69,7 @@ def load_checkpoint(path: str | Path) -> tuple[Retriever, dict[str, Any]]:
         raise FileNotFoundError(f"there is no checkpoint {path}")
     content, tensors = _parts(path)
     try:
-        settings = ModelSettings(**known(ModelSettings, content["settings"], "model."))
+        settings = ModelSettings(**keyword_arguments(ModelSettings, content["settings"], "model."))
         image, mean, std, about = (content[name] for name in ("image", "mean", "std", "about"))
     except (LookupError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: the description of the model could not be read: {error}") from error
