@@ -129,6 +129,9 @@ def test_the_backbone_rests_while_the_head_goes_first(pictures: Path, tmp_path: 
     assert moved[0] == {"projection.weight", "projection.bias"}
     assert moved[1] == set(before)
     assert made.parts.head_first == 1
+    longer = job(tiny(pictures, tmp_path / "longer", optim__head_first=0.75))
+    longer.run.close()
+    assert longer.parts.head_first == 2  # a step and a half
 
 
 def test_the_weights_of_a_loss_have_a_group_without_decay() -> None:
