@@ -104,6 +104,8 @@ def _new_job(
 
 def _check_pictures(splits: Splits, ranks: Ranks) -> None:
     """Processes on different machines may look at different disks."""
+    if ranks.world == 1:
+        return
     tests = [("test", part) for test in splits.tests for part in test.evaluation()]
     parts = [("training", splits.train), ("validation", splits.val), *tests]
     rosters = ranks.from_all([(what, Roster(part)) for what, part in parts if part is not None])
