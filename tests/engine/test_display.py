@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from roadmap.data import Records
-from roadmap.engine import Stopped, fit, loop, resume
+from roadmap.engine import fit, loop, resume
 from roadmap.engine.display import Display
 from roadmap.engine.results import Results, choice_words, duration, remarks
 from roadmap.engine.splits import Splits
@@ -23,7 +23,6 @@ from roadmap.engine.state import Best
 from roadmap.engine.step import Outcome
 from roadmap.runs import Run
 
-from .test_auxiliary import interrupt_after
 from .worlds import lines, tiny, write_classes
 
 NONE = Records("none", Path("/none"), (), np.zeros(0))
@@ -64,23 +63,6 @@ def test_an_epoch_that_was_not_judged_shows_no_metrics(
     epochs = re.findall(r"^epoch (\d) of 4  loss [\d.]+(.*?)(?:, \d+ s left)?$", capsys.readouterr().out, re.MULTILINE)
     assert [number for number, _ in epochs] == ["1", "2", "3", "4"]
     assert [bool(metrics) for _, metrics in epochs] == [False, True, False, True]
-
-
-def test_the_loss_of_an_epoch_is_the_mean_of_its_steps(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of that epoch alone, also where the run was stopped in the middle of it."""
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 5)
-        with pytest.raises(Stopped):
-            fit(tiny(pictures, tmp_path / "run", data__batches=3, epochs=3, select__by="last"))
-    resume(tmp_path / "run")
-    said = re.findall(r"^epoch (\d) of 3  loss ([\d.]+)", capsys.readouterr().out, re.MULTILINE)
-    steps = [line for line in lines(tmp_path / "run") if line["kind"] == "step"]
-    means = {epoch: [line["loss"] for line in steps if line["epoch"] == epoch] for epoch in (1, 2, 3)}
-    assert all(len(losses) == 3 for losses in means.values())
-    assert said == [(str(epoch), f"{sum(losses) / 3:.4f}") for epoch, losses in means.items()]
-    assert len({loss for _, loss in said}) == 3
 
 
 def test_quiet_prints_nothing_at_all(
