@@ -3,6 +3,7 @@ all that it gives lies in one place and is written over by the next call."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from roadmap.engine.passes import OnePass
 from roadmap.engine.state import TrainState
 from roadmap.engine.step import Outcome, Parts, step
 from roadmap.losses import ROADMAP
+from roadmap.ranks import ALONE, Ranks
 
 from .test_step import batches
-from .worlds import assert_equal
+from .worlds import assert_equal, job, tiny
 
 
 def recording(played: list[int]) -> Any:
@@ -124,3 +126,33 @@ def test_recorded_steps_are_plain_ones(precision: str, monkeypatch: pytest.Monke
     assert state.average is not None
     assert plain.average is not None
     assert_equal(dict(state.average.state_dict()), dict(plain.average.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "batch"),
+    [
+        ({}, ALONE, 8),
+        ({"data__chunk": 3}, ALONE, None),
+        ({"data__chunk": 8}, ALONE, 8),  # a chunk that holds the batch
+        ({"auxiliary": {"name": "horde", "dim": 16}}, ALONE, None),
+        ({}, Ranks(0, 2), None),
+    ],
+)
+def test_what_is_recorded(
+    changes: dict[str, Any],
+    ranks: Ranks,
+    batch: int | None,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole batches, of which the vectors alone are asked for, in a single process."""
+    asked: list[int | None] = []
+
+    def runnable_model(model: nn.Module, mode: str, recorded: int | None) -> nn.Module:
+        asked.append(recorded)
+        return model
+
+    monkeypatch.setattr("roadmap.engine.job.runnable_model", runnable_model)
+    job(tiny(pictures, tmp_path / "run", **changes), ranks).run.close()
+    assert asked == [batch]
