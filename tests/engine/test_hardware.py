@@ -8,6 +8,7 @@ import torch
 from roadmap.config.settings import HardwareSettings
 from roadmap.engine.arithmetic import arithmetic_of
 from roadmap.hardware import autocast_of, device_of, precision_of
+from roadmap.ranks import Ranks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -78,3 +79,14 @@ def test_threads_and_determinism_are_set() -> None:
     arithmetic_of(HardwareSettings(device="cpu", threads=1))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(("threads", "here", "wanted"), [(None, 2, 3), (None, 9, 1), (None, 1, 5), (4, 2, 4)])
+def test_processes_on_one_machine_share_its_cores(
+    threads: int | None, here: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a number is given; alone it is torch's choice."""
+    torch.set_num_threads(5)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    arithmetic_of(HardwareSettings(device="cpu", threads=threads), Ranks(0, 18, local_world=here))
+    assert torch.get_num_threads() == wanted
