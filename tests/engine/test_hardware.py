@@ -7,7 +7,7 @@ import torch
 
 from roadmap.config.settings import HardwareSettings
 from roadmap.engine.arithmetic import arithmetic_of
-from roadmap.hardware import autocast_of, device_of, precision_of
+from roadmap.hardware import autocast_of, device_of, precision_of, repeatable
 from roadmap.ranks import Ranks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -90,3 +90,20 @@ def test_processes_on_one_machine_share_its_cores(
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     arithmetic_of(HardwareSettings(device="cpu", threads=threads), Ranks(0, 18, local_world=here))
     assert torch.get_num_threads() == wanted
+
+
+def test_what_an_evaluation_asks_of_the_hardware_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may try algorithms out and use other threads; also where the evaluation fails."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    torch.set_num_threads(2)
+
+    def switches() -> tuple[bool, bool, int]:
+        return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_num_threads()
+
+    with pytest.raises(ZeroDivisionError), repeatable(HardwareSettings(threads=3)):  # noqa: PT012
+        assert switches() == (False, True, 3)
+        raise ZeroDivisionError
+    assert switches() == (True, False, 2)
+    with repeatable(HardwareSettings(threads=None)):
+        assert switches() == (False, True, 2)
