@@ -34,7 +34,7 @@ def test_alone_nothing_is_exchanged() -> None:
     ALONE.average_gradients([rows])
     with ALONE.turns():
         pass
-    assert (ALONE.first, ALONE.machine, ALONE.machines) == (True, 0, 1)
+    assert (ALONE.first, ALONE.machine) == (True, 0)
 
 
 def everything() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def everything() -> dict[str, Any]:
         "rows": ranks.rows_of_all(torch.full((rank, 2), float(rank))),
         "places": ranks.rows_of_all(torch.arange(2 - rank)),
         "largest": ranks.largest(7 if rank == 1 else 0)(),
-        "machine": (ranks.machine, ranks.machines),
+        "machine": ranks.machine,
     }
     module.BUCKET = 64  # bytes: several of them
     weights = [nn.Parameter(torch.zeros(shape, dtype=d)) for shape, d in SHAPES]
@@ -78,7 +78,7 @@ def test_three_processes_exchange() -> None:
         assert one["rows"].tolist() == [[1, 1], [2, 2], [2, 2]]
         assert one["places"].tolist() == [0, 1, 0]
         assert one["largest"] == 7
-        assert one["machine"] == (rank // 2, 2)
+        assert one["machine"] == rank // 2
         assert [None if g is None else set(g.flatten().tolist()) for g in one["gradients"]] == [{10}, {11}, {12}, None]
     for turn in (0, 1):  # the first, then the first of the other machine, then the rest
         first, neighbour, other = (one["inside"][turn] for one in found)

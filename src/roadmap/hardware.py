@@ -46,7 +46,8 @@ def precision_of(settings: HardwareSettings, device: torch.device) -> str:
         return settings.precision
     if device.type != "cuda":
         return "32"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    # GPUs from before Ampere compute bf16 too, by way of float32 and slower than that
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 def autocast_of(settings: HardwareSettings, device: torch.device) -> torch.dtype | None:

@@ -6,6 +6,7 @@ heard meanwhile: the wait of a collective itself would keep Python from it.
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -54,10 +55,6 @@ class Ranks:
     def machine(self) -> int:
         return self.rank // self.local_world
 
-    @property
-    def machines(self) -> int:
-        return -(-self.world // self.local_world)
-
     def share(self, count: int) -> range:
         """The part of `count` things in a row that is this process's: all parts together are all, in order."""
         return range(count * self.rank // self.world, count * (self.rank + 1) // self.world)
@@ -83,10 +80,10 @@ class Ranks:
         if self.world == 1:
             return [value]
         content = _bytes(value)
-        sizes = self._gathered(torch.tensor([len(content)]))
+        sizes = self._parts_of_all(torch.tensor([len(content)]))
         padded = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
         padded[: len(content)] = content
-        return [_value(part[: int(size)]) for part, size in zip(self._gathered(padded), sizes, strict=True)]
+        return [_value(part[: int(size)]) for part, size in zip(self._parts_of_all(padded), sizes, strict=True)]
 
     def rows_of_all(self, rows: Tensor) -> Tensor:
         """The rows of every process, one after another; each may bring another number of them."""
@@ -95,10 +92,10 @@ class Ranks:
         counts = self.from_all(len(rows))
         padded = rows.new_zeros(max(counts), *rows.shape[1:], device="cpu" if self.on_host else rows.device)
         padded[: len(rows)] = rows
-        parts = zip(self._gathered(padded), counts, strict=True)
+        parts = zip(self._parts_of_all(padded), counts, strict=True)
         return torch.cat([part[:count] for part, count in parts]).to(rows.device)
 
-    def _gathered(self, tensor: Tensor) -> list[Tensor]:
+    def _parts_of_all(self, tensor: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.world)]
         _finish(dist.all_gather(parts, tensor, async_op=True))
         return parts
@@ -145,7 +142,7 @@ class Ranks:
         number = self._turns
         if self.store is not None and not self.first:
             leads = self.local_rank == 0
-            awaited(self.store, f"turn {number} {0 if leads else self.machine}")
+            wait_for(self.store, f"turn {number} {0 if leads else self.machine}")
         yield
         if self.store is not None and self.local_rank == 0:
             self.store.set(f"turn {number} {self.machine}", "done")
@@ -154,14 +151,11 @@ class Ranks:
 ALONE = Ranks()
 
 
-def awaited(store: Store, key: str, limit: float | None = None) -> bool:
-    """Whether a note was left in time."""
+def wait_for(store: Store, key: str, limit: float = math.inf) -> None:
+    """Waits for a note, so many seconds at most."""
     began = time.monotonic()
-    while not store.check([key]):
-        if limit is not None and time.monotonic() - began > limit:
-            return False
+    while not store.check([key]) and time.monotonic() - began <= limit:
         time.sleep(LONGEST_NAP)
-    return True
 
 
 def _finish(work: Any) -> None:

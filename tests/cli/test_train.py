@@ -365,6 +365,14 @@ def test_a_failing_run_does_not_stop_the_others(engine: Engine, monkeypatch: pyt
     assert called("-m", "seed=1").exit_code == 130
 
 
+@pytest.mark.parametrize("name", ["it's", "a\\'b", "back\\", "two [words]"])
+def test_a_sweep_goes_to_a_folder_of_any_name(name: str, engine: Engine, tmp_path: Path) -> None:
+    result = called("-m", "seed=1,2", f"out={name}")
+    assert result.exit_code == 0, result.output
+    (sweep,) = (tmp_path / name).iterdir()
+    assert [fitted.run for fitted in engine.fitted] == [f"{name}/{sweep.name}/seed={seed}" for seed in (1, 2)]
+
+
 def test_folders_of_a_sweep_have_possible_names(engine: Engine) -> None:
     assert called("-m", "model.weights=/a/b.pth,/c/d e.pth", "hydra.sweep.dir=here").exit_code == 0
     assert [settings.run for settings in engine.fitted] == [

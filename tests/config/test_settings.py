@@ -15,7 +15,7 @@ from roadmap.config.settings import (
     SelectSettings,
     SettingError,
     Settings,
-    known,
+    keyword_arguments,
 )
 
 
@@ -185,6 +185,6 @@ def test_what_nobody_decides_is_left_to_the_program() -> None:
 
 
 def test_known_names_are_passed_on() -> None:
-    assert known(SelectSettings, {"by": "last"}, "select.") == {"by": "last"}
+    assert keyword_arguments(SelectSettings, {"by": "last"}, "select.") == {"by": "last"}
     with pytest.raises(ValueError, match="unknown setting select.bye, did you mean 'select.by'\\? Known: by, fraction"):
-        known(SelectSettings, {"bye": 1}, "select.")
+        keyword_arguments(SelectSettings, {"bye": 1}, "select.")

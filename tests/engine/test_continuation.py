@@ -36,3 +36,18 @@ def test_another_run_is_refused(pictures: Path, tmp_path: Path) -> None:
     assert caught.value.field == "optim.lr"
     with pytest.raises(SettingError, match="loss.name=roadmap, not supap"):
         fit_or_resume(tiny(pictures, tmp_path / "run", loss={"name": "supap"}), quiet=True)
+
+
+def test_what_only_the_run_has_is_a_difference_too(pictures: Path, tmp_path: Path) -> None:
+    """It would go on with an option of the loss, or test on pictures, that nobody asked for; a default written down is
+    none."""
+    loss = {"name": "roadmap", "lam": 0.25, "tau": 0.01}
+    folder = tmp_path / "run"
+    killed(3, lambda: fit_or_resume(tiny(pictures, folder, loss=loss), quiet=True))
+    with pytest.raises(SettingError, match=r"run with loss.lam=0.25, not 0.5; give another"):
+        fit_or_resume(tiny(pictures, folder, loss={"name": "roadmap"}), quiet=True)
+    assert fit_or_resume(tiny(pictures, folder, loss={"name": "roadmap", "lam": 0.25}), quiet=True) == folder
+    tested = tiny(pictures, tmp_path / "other", data__test_sets={"folder": str(pictures)})
+    killed(3, lambda: fit_or_resume(tested, quiet=True))
+    with pytest.raises(SettingError, match=rf"run with data.test_sets.folder={pictures}, not null; give another"):
+        fit_or_resume(tiny(pictures, tmp_path / "other"), quiet=True)

@@ -49,6 +49,8 @@ def cpu(devices: int | str = 1, nodes: int = 1) -> HardwareSettings:
 def test_who_started_them_says_how_many(asked: HardwareSettings) -> None:
     found = hardware_at(asked, place_here(TORCHRUN))
     assert (found.devices, found.nodes) == (8, 4)
+    uneven = hardware_at(cpu(), place_here(TORCHRUN | {"WORLD_SIZE": "26"}))
+    assert (uneven.devices, uneven.nodes) == (8, 4)  # two on the last
 
 
 @pytest.mark.parametrize(("asked", "field"), [(cpu(4), "devices"), (cpu(8, 2), "nodes")])

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from roadmap.config.settings import ModelSettings, OptimSettings
+from roadmap.engine.arithmetic import Arithmetic
+from roadmap.engine.job import _state
 from roadmap.engine.loop import train_epoch
 from roadmap.engine.optimiser import optimiser, parameter_groups, schedule, set_rates
 from roadmap.engine.splits import sampler_of
@@ -116,6 +118,25 @@ def test_momentum_and_epsilon_are_settings() -> None:
         assert group["eps"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("device", "precision", "fused"), [("cpu", "32", False), ("cuda", "bf16", True), ("cuda", "fp16", False)]
+)
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
+def test_one_kernel_moves_all_weights_on_a_gpu_without_a_scaler(
+    device: str, precision: str, fused: bool, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def watched(model: Retriever, loss: nn.Module, settings: OptimSettings, fused: bool, *more: Any) -> Any:
+        asked.append(fused)
+        return optimiser(model, loss, settings, False, *more)
+
+    monkeypatch.setattr("roadmap.engine.job.optimiser", watched)
+    arithmetic = Arithmetic(torch.device(device), precision)
+    _state(tiny(pictures, tmp_path / "run"), arithmetic, small(), nn.Identity(), None, {})
+    assert asked == [fused]
+
+
 def test_the_backbone_rests_while_the_head_goes_first(pictures: Path, tmp_path: Path) -> None:
     """Half an epoch of two batches: one step."""
     made = job(tiny(pictures, tmp_path / "run", optim__head_first=0.5, optim__head_lr=0.01, model__dim=4))
@@ -129,6 +150,9 @@ def test_the_backbone_rests_while_the_head_goes_first(pictures: Path, tmp_path: 
     assert moved[0] == {"projection.weight", "projection.bias"}
     assert moved[1] == set(before)
     assert made.parts.head_first == 1
+    longer = job(tiny(pictures, tmp_path / "longer", optim__head_first=0.75))
+    longer.run.close()
+    assert longer.parts.head_first == 2  # a step and a half
 
 
 def test_the_weights_of_a_loss_have_a_group_without_decay() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from roadmap.config.settings import Settings
 from roadmap.data import Records, dataset
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.engine import NonFiniteError, Stopped, fit, fit_or_resume, launching, resume
+from roadmap.engine import NonFiniteError, Stopped, fit, fit_or_resume, launching, resume, splits, training
+from roadmap.engine.arithmetic import Arithmetic
+from roadmap.engine.job import Job
 from roadmap.engine.launching import ProcessError
 from roadmap.engine.step import Parts, _draw_apart
 from roadmap.engine.stopping import Signals
@@ -32,7 +35,7 @@ from roadmap.runs import Run
 from ..waiting import PATIENCE, wait_until
 from .test_resume import assert_same_run
 from .together import ranks_here, together
-from .worlds import assert_equal, best_weights, last, lines, tiny
+from .worlds import assert_equal, best_weights, last, lines, summary, tiny, write_classes
 
 SMOOTH: dict[str, Any] = {"optim__name": "sgd", "optim__lr": 1e-2, "data__batch_size": 12, "data__per_class": 3}
 
@@ -142,20 +145,80 @@ def test_a_picture_without_a_vector_stops_all_and_is_named(pictures: Path, tmp_p
     assert len(stopped["pictures"]) == 12
 
 
-def test_other_pictures_on_another_machine(pictures: Path, tmp_path: Path) -> None:
+OTHERS: dict[str, dict[str, list[range]]] = {
+    "training": {"train": [range(8), range(20, 28)], "val": [range(30, 33)], "test": [range(8, 10)]},
+    "validation": {"train": [range(8)], "val": [range(30, 33), range(31, 34)], "test": [range(8, 10)]},
+    "test": {"train": [range(8)], "val": [range(30, 33)], "test": [range(8, 10), range(9, 11)]},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_pictures_on_another_machine(what: str, tmp_path: Path) -> None:
+    """They would be embedded in the place of those that the first has there."""
+    for split, kinds in OTHERS[what].items():
+        for machine in (0, 1):
+            write_classes(tmp_path / str(machine) / split, kinds[min(machine, len(kinds) - 1)])
+
     def work() -> Path:
-        changed = settings(pictures if ranks_here().first else tmp_path / "others", tmp_path / "run")
-        return fit(changed, quiet=True)
+        return fit(settings(tmp_path / str(ranks_here().rank), tmp_path / "run"), quiet=True)
 
-    from .worlds import write_classes
-
-    write_classes(tmp_path / "others" / "train", range(20, 28))
-    write_classes(tmp_path / "others" / "test", range(8, 10))
+    classes = len(OTHERS[what][{"training": "train", "validation": "val"}.get(what, what)][0])
+    size = f"{6 * classes} of {classes} classes"
     for error in together(2, work):
         assert isinstance(error, ValueError)
-        assert str(error).startswith(
-            "process 1 finds other training pictures (36 of 6 classes) than the first (36 of 6"
-        )
+        assert str(error).startswith(f"process 1 finds other {what} pictures ({size}) than the first ({size}); every")
+
+
+def test_other_pictures_to_test_on_where_a_run_goes_on(pictures: Path, tmp_path: Path) -> None:
+    for machine in (0, 1):
+        write_classes(tmp_path / str(machine) / "pictures", range(8 + machine, 11 + machine))
+    asked = settings(pictures, tmp_path / "run", data__test_sets={"folder": str(tmp_path / "0" / "pictures")}, epochs=1)
+    real = splits.dataset
+
+    def work() -> Path:
+        mine = tmp_path / str(ranks_here().rank) / "pictures"
+        with pytest.MonkeyPatch.context() as patch:  # as if it lay there
+            patch.setattr(splits, "dataset", lambda name, root: real(name, root if root == str(pictures) else mine))
+            return resume(tmp_path / "run", epochs=2, quiet=True)
+
+    fit(asked, quiet=True)
+    for error in together(2, work):
+        assert "process 1 finds other test pictures (18 of 3 classes) than the first (18 of 3 classes)" in str(error)
+
+
+def test_pictures_that_any_process_could_not_decode_are_counted(pictures: Path, tmp_path: Path) -> None:
+    """Each meets its part of the batches; what is saved, and told at the end, is of all."""
+    root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
+    damaged = {f"train/c{label:02d}/{number}.png" for label in range(8) for number in range(2)}
+    for name in damaged:
+        (root / name).write_bytes(b"")
+    asked = {"data__pack": "no", "data__workers": 0, "data__on_error": "skip", "select__by": "last", "epochs": 1}
+    alone = fit(settings(root, tmp_path / "alone", data__batches=6, **asked), quiet=True)
+    together(2, lambda: fit(settings(root, tmp_path / "run", data__batches=6, **asked), quiet=True))
+    assert summary(alone)["skipped pictures"] == summary(tmp_path / "run")["skipped pictures"] == len(damaged)
+    assert set(last(tmp_path / "run")["stateful"]["pictures"]["skipped"]) == damaged
+
+
+def test_a_run_goes_on_where_only_the_first_machine_has_its_folder(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others learn from the first how it computes: here in bfloat16, with a single thread."""
+    precisions: list[tuple[str, int]] = []
+    real = training.job_of
+
+    def watched(settings: Settings, arithmetic: Arithmetic, *more: Any) -> Job:
+        precisions.append((arithmetic.precision, torch.get_num_threads()))
+        return real(settings, arithmetic, *more)
+
+    def work() -> tuple[Path, list[tuple[str, int]]]:
+        torch.set_num_threads(2)
+        folder = tmp_path / "run" if ranks_here().first else tmp_path / "nowhere"
+        return resume(folder, epochs=2, quiet=True), precisions
+
+    fit(settings(pictures, tmp_path / "run", epochs=1, hardware__precision="bf16"), quiet=True)
+    monkeypatch.setattr(training, "job_of", watched)
+    found = together(2, work)
+    assert found == [(tmp_path / "run", [("bf16", 1)]), (tmp_path / "nowhere", [("bf16", 1)])]
 
 
 def test_a_signal_to_one_of_them_stops_all_at_the_same_step(pictures: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from roadmap.engine import Stopped, fit, loop, resume
 from roadmap.engine.step import Outcome
 from roadmap.engine.watch import Reading
 
-from .worlds import Killed, kill_at, tiny
+from .worlds import Killed, kill_at, lines, tiny
 
 
 def rates(folder: Path) -> list[float]:
@@ -53,6 +53,27 @@ def test_a_rate_counts_every_picture_once() -> None:
     assert pace.rate(readings[1]) == 14 / 2
     pace.add(readings[2])
     assert pace.rate(readings[2]) == 8 / 4
+
+
+def test_a_logged_step_has_its_epoch_and_the_rate_that_it_took(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[float] = []
+    real = loop.step
+
+    def watched(state: Any, batch: Any, parts: Any) -> Any:
+        found = real(state, batch, parts)
+        taken.append(parts.optimizer.param_groups[0]["lr"])
+        return found
+
+    monkeypatch.setattr(loop, "step", watched)
+    changes = {"warmup": 1.0, "schedule": "multistep", "milestones": [2], "gamma": 0.25, "lr": 0.125}
+    asked = {f"optim__{name}": value for name, value in changes.items()}
+    folder = fit(tiny(pictures, tmp_path / "run", data__batches=3, epochs=3, select__by="last", **asked), quiet=True)
+    steps = [line for line in lines(folder) if line["kind"] == "step"]
+    assert [line["epoch"] for line in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [line["lr"] for line in steps] == taken
+    assert [rate / 0.125 for rate in taken] == [0.25, 0.5, 0.75, 1, 1, 1, 0.25, 0.25, 0.25]
 
 
 def epoch_losses(said: str) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from roadmap.config.settings import HardwareSettings, ModelSettings, OptimSettings
 from roadmap.data import (
@@ -57,11 +58,12 @@ def fresh(seed: int = 0) -> Retriever:
 
 
 def engine_steps(
-    settings: OptimSettings, loss: nn.Module, precision: str = "32"
+    settings: OptimSettings, loss: nn.Module, precision: str = "32", scaler: GradScaler | None = None
 ) -> tuple[TrainState, list[Outcome], Retriever]:
     """The state, the outcomes and the model after five steps; an epoch is two batches."""
     model = fresh()
     arithmetic = arithmetic_of(HardwareSettings(device="cpu", precision=precision, threads=1))
+    arithmetic.scaler = scaler
     optimizer = optimiser(model, loss, settings, fused=False)
     average = None if settings.ema is None else WeightAverage(model, settings.ema)
     state = TrainState(model, optimizer, arithmetic.scaler, average)
@@ -98,6 +100,63 @@ def test_five_steps_are_those_of_a_plain_loop(name: str, clip: float | None) -> 
     assert_equal(dict(ours.state_dict()), dict(theirs.state_dict()))
     assert state.step == STEPS
     assert [outcome.step for outcome in outcomes] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_steps_with_scaled_gradients_are_those_without(clip: float | None) -> None:
+    """As in fp16, which takes a GPU. By a power of two nothing is rounded: norm, clipping and weights are the same."""
+    settings = OptimSettings(lr=0.1, clip=clip, ema=0.9)
+    scaler = GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    state, outcomes, _ = engine_steps(settings, ROADMAP(), scaler=scaler)
+    plain, wanted, _ = engine_steps(settings, ROADMAP())
+    assert [found.numbers.tolist() for found in outcomes] == [found.numbers.tolist() for found in wanted]
+    for one, other in ((state.model, plain.model), (state.average, plain.average)):
+        assert one is not None
+        assert other is not None
+        assert_equal(dict(one.state_dict()), dict(other.state_dict()))
+    assert state.scaler is scaler
+    assert scaler.get_scale() == 2.0**14  # it was raised after every second step
+
+
+class Overflowing(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * math.inf
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_step_whose_scaled_gradients_overflow_is_left_out(clip: float | None) -> None:
+    """The first two of five; the statistics of BatchNorm have seen their batches."""
+
+    class Twice(ROADMAP):
+        calls = 0
+
+        def forward(self, embeddings: Tensor, *more: Any) -> Tensor:  # type: ignore[override]
+            self.calls += 1
+            value = super().forward(embeddings, *more)
+            overflowing: Tensor = Overflowing.apply(value)  # type: ignore[no-untyped-call]
+            return overflowing if self.calls <= 2 else value
+
+    scaler = GradScaler("cpu", init_scale=2.0**12)
+    state, outcomes, model = engine_steps(OptimSettings(lr=0.1, clip=clip), Twice(), scaler=scaler)
+    assert [bool(found.numbers[1].isfinite()) for found in outcomes] == [False, False, True, True, True]
+    assert all(found.numbers[0].isfinite() for found in outcomes)
+    assert (state.step, scaler.get_scale()) == (5, 2.0**10)
+    theirs, loss = fresh(), ROADMAP()
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.1, weight_decay=1e-4)
+    for number, batch in enumerate(batches()):
+        value = loss(theirs(batch.images), batch.labels)
+        if number < 2:
+            continue
+        value.backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), clip or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_equal(dict(model.state_dict()), dict(theirs.state_dict()))
 
 
 def test_no_gradient_is_left_over() -> None:

@@ -23,6 +23,7 @@ from roadmap.engine import Stopped, TrainState, fit, job, loop, resume, training
 from roadmap.engine.stopping import Signals
 from roadmap.runs import Run
 
+from ..waiting import PATIENCE
 from .worlds import Killed, assert_same_run, kill_at, last, lines, tiny
 
 SEED = random.SystemRandom().randrange(10**6)  # other moments every time; a failure shows it
@@ -213,6 +214,20 @@ def test_a_time_limit_of_its_own(pictures: Path, whole: Path, tmp_path: Path) ->
     Run(tmp_path / "run").save_settings(settings(pictures, tmp_path / "run"))
     resume(tmp_path / "run", quiet=True)
     assert_same_run(whole, tmp_path / "run")
+
+
+def test_the_time_limit_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the lists of pictures takes time, too; what is over already ends at once."""
+    clock = [1000.0]
+    monkeypatch.setattr("roadmap.engine.stopping.time.monotonic", lambda: clock[0])
+    with Signals() as signals:
+        clock[0] += 20 * 60
+        signals.limit(60.0)
+        assert 2390 < signal.getitimer(signal.ITIMER_REAL)[0] <= 2400
+    with pytest.raises(Stopped, match="hardware.time_limit=60 minutes are over"), Signals() as signals:  # noqa: PT012
+        clock[0] += 61 * 60
+        signals.limit(60.0)
+        time.sleep(PATIENCE)
 
 
 def test_what_is_raised_can_be_sent_to_another_process(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from roadmap.engine.job import Job, job_of
 from roadmap.engine.splits import records_of, sampler_of, splits_of
 from roadmap.evaluation import Evaluation
 from roadmap.models import load_checkpoint, retriever
+from roadmap.ranks import ALONE, Ranks
 from roadmap.runs import Run
 
 SIDE, IMAGE = 20, 16
@@ -76,14 +77,15 @@ def tiny(root: Path, run: Path, **changed: Any) -> Settings:
     return Settings.from_dict(settings.as_dict())  # checks the changed values too
 
 
-def job(settings: Settings) -> Job:
+def job(settings: Settings, ranks: Ranks = ALONE) -> Job:
     """What `fit` puts together before it trains."""
     arithmetic = arithmetic_of(settings.hardware, vectors=settings.model.freeze_backbone)
     splits = splits_of(records_of(settings.data), settings.data, settings.select)
     torch.manual_seed(settings.seed)
     model = retriever(settings.model, settings.data.image)
-    sampler = sampler_of(splits.train, settings.data, settings.seed)
-    return job_of(settings, arithmetic, splits, sampler, model, Run.create(settings), Display(quiet=True))
+    sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
+    run, display = Run.create(settings), Display(quiet=True)
+    return job_of(settings, arithmetic, splits, sampler, model, run, display, ranks=ranks)
 
 
 def measured(metrics: dict[str, float]) -> Evaluation:

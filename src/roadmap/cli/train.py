@@ -20,6 +20,7 @@ from roadmap.cli.train_help import print_help
 from roadmap.config.command import Command, command_of, key_of
 from roadmap.config.composition import CONFIG, OWN_FILES, check_data, check_loss, hydra_with, plain, settings_from
 from roadmap.config.settings import SettingError, Settings
+from roadmap.config.words import in_quotes
 
 DONE, NOT_UNDERSTOOD = 0, 2
 # What the engine raises with a message for a person; anything else is a fault of ours and shows its traceback.
@@ -112,7 +113,7 @@ def _sweep(command: Command, folder: Path) -> None:
     fixed = [key for key in keys if key not in command.swept]
     told = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
     if "hydra.sweep.dir" not in keys:
-        told.append(f"hydra.sweep.dir='{folder}'")
+        told.append(f"hydra.sweep.dir={in_quotes(str(folder))}")
     from roadmap.runs.comparison import table_text
 
     said = "What could be run is in"

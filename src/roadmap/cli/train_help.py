@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from roadmap.config.options import GROUPS, NAMED, Setting, options, parts_of, settings
-from roadmap.config.settings_checks import shown
+from roadmap.config.settings_checks import as_typed
 from roadmap.config.words import unknown, unknown_option
 from roadmap.experiments.published import lines_of
 
@@ -61,16 +61,16 @@ def _overview() -> Iterable[str]:
         yield from (f"  {what}", f"    {command}")
     yield "\nGroups and their options"
     for group in GROUPS:
-        yield from _wrapped(f"{group}=", ", ".join(options(group)), COLUMN)
+        yield from _columns(f"{group}=", ", ".join(options(group)), COLUMN)
     yield "\nSettings"
     for part in ("", *(group for group in GROUPS if group not in ("recipe", *NAMED))):
         inside = [key for key in settings() if key.rpartition(".")[0] == part and key not in GROUPS]
-        yield from _wrapped(f"{part}.".lstrip("."), ", ".join(key.rpartition(".")[2] for key in inside), COLUMN)
+        yield from _columns(f"{part}.".lstrip("."), ", ".join(key.rpartition(".")[2] for key in inside), COLUMN)
     for group in NAMED:
-        yield from _wrapped(f"{group}.", f"those of its constructor: --help {group}=NAME", COLUMN)
+        yield from _columns(f"{group}.", f"those of its constructor: --help {group}=NAME", COLUMN)
     yield "\nFlags"
     for flag, meaning in FLAGS.items():
-        yield from _wrapped(flag, meaning, 22)
+        yield from _columns(flag, meaning, 22)
     yield f"\n{ENDING}"
 
 
@@ -84,21 +84,21 @@ def _topic(topic: str) -> Iterable[str]:
     elif group in GROUPS:
         yield from (f"{group}=...  {GROUPS[group]}", "")
         for name, headline in options(group).items():
-            yield from _wrapped(name, headline, 28)
+            yield from _columns(name, headline, 28)
         yield ""
         for setting in settings().values():
-            yield from _explained(setting) if setting.key.startswith(f"{group}.") else ()
+            yield from _explanation(setting) if setting.key.startswith(f"{group}.") else ()
     elif topic in settings():
-        yield from _explained(settings()[topic])
+        yield from _explanation(settings()[topic])
     else:
         raise unknown(topic, {})
 
 
-def _explained(setting: Setting) -> list[str]:
-    return _wrapped(f"{setting.key}={shown(setting.default)}", setting.meaning, 30)
+def _explanation(setting: Setting) -> list[str]:
+    return _columns(f"{setting.key}={as_typed(setting.default)}", setting.meaning, 30)
 
 
-def _wrapped(name: str, text: str, width: int) -> list[str]:
+def _columns(name: str, text: str, width: int) -> list[str]:
     """Two columns; a name that is too long for the first has a line of its own."""
     lines = textwrap.wrap(text, WIDTH - width - 2) or [""]
     if len(name) < width - 1:

@@ -17,7 +17,7 @@ from typing import Any, Optional
 from roadmap.config import settings_checks as limits
 from roadmap.config.settings_checks import AUTO, setting
 from roadmap.config.settings_checks import SettingError as SettingError
-from roadmap.config.settings_checks import known as known
+from roadmap.config.settings_checks import keyword_arguments as keyword_arguments
 
 PRECISIONS = ("auto", "32", "bf16", "fp16")
 COMPILING = ("auto", "no", "blocks", "default", "reduce-overhead", "max-autotune")
@@ -236,7 +236,8 @@ class HardwareSettings:
         devices: how many devices on each machine, with a process for each; they share the batch. On a CPU, how many
             processes. "auto": all GPUs of the machine.
         nodes: machines; more than one are started by torchrun or Slurm.
-        precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, 32 elsewhere.
+        precision: of the model: "32", "bf16", "fp16" (with a gradient scaler), or "auto": bf16 on a GPU, fp16 on one
+            that is too old for it, 32 elsewhere.
         compile: "blocks" for those that the network repeats, in seconds, its pass recorded as a CUDA graph; a mode of
             torch.compile for the whole network, in a minute; "no"; or "auto": on a GPU blocks, where the run is long
             enough to pay for it.
@@ -318,12 +319,12 @@ class Settings:
             "select": SelectSettings,
             "hardware": HardwareSettings,
         }
-        given = known(cls, values, "")
+        given = keyword_arguments(cls, values, "")
         for name, kind in parts.items():
             if name not in given:
                 continue
             if not isinstance(given[name], Mapping):
                 came = f"{type(given[name]).__name__} {given[name]!r}"
                 raise SettingError(name, f"{name} must hold settings by name, got {came}")
-            given[name] = kind(**known(kind, given[name], f"{name}."))
+            given[name] = kind(**keyword_arguments(kind, given[name], f"{name}."))
         return cls(**given)

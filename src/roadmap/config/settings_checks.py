@@ -77,7 +77,7 @@ def check(part: Any, where: str) -> None:
         if dataclasses.is_dataclass(hint) or (value is None and nullable) or (about.get(AUTO) and value == AUTO):
             continue
         if not _is(value, hint):
-            came = shown(value) if value is None or isinstance(value, bool) else repr(value)
+            came = as_typed(value) if value is None or isinstance(value, bool) else repr(value)
             raise SettingError(key, f"{key} must be {kind_in_words(hint, nullable, about)}, got {came}")
         setattr(part, name, value := _as(value, hint))
         limit = about.get("limit")
@@ -89,7 +89,7 @@ def check(part: Any, where: str) -> None:
             raise SettingError(key, f"{key} must {limit[1]}, got {repr(value) if isinstance(value, str) else value}")
 
 
-def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def keyword_arguments(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values as keyword arguments of a dataclass; an unknown name is an error that offers the nearest."""
     names = [f.name for f in dataclasses.fields(kind)]
     for name in values:
@@ -99,12 +99,12 @@ def known(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, A
     return dict(values)
 
 
-def shown(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """A value as it would be typed."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{','.join(shown(item) for item in value)}]"
+        return f"[{','.join(as_typed(item) for item in value)}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

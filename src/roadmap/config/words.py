@@ -28,7 +28,7 @@ def override_of(text: str, sweeps: bool) -> Override:
         hint = f" For a recipe write recipe={near}." if near else ""
         raise SettingError(text, f"{text!r} is not understood: settings are written as key=value.{hint} {HELP}")
     try:
-        override = OverridesParser.create().parse_override(_quoted(text, sweeps))
+        override = OverridesParser.create().parse_override(_text_for_hydra(text, sweeps))
     except HydraException as error:
         (key, _, value), reason = text.partition("="), " ".join(str(error).split())
         said = f"{text!r} is not understood ({reason}); put special characters in quotes, the outer ones for the shell"
@@ -124,7 +124,7 @@ def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterable[str]:
             yield from _leaves(value, f"{prefix}{name}.")
 
 
-def _quoted(text: str, sweeps: bool) -> str:
+def _text_for_hydra(text: str, sweeps: bool) -> str:
     """The override with the text of paths and names in quotes, so that `~`, brackets and commas are just characters."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+")
@@ -133,7 +133,12 @@ def _quoted(text: str, sweeps: bool) -> str:
     several = sweeps and re.search(r",|^\w+\(.*\)$", value)
     if not is_text or not equals or several or value == "null" or value[:1] in ("'", '"'):
         return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", os.path.expanduser(value))
-    escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))  # or the last one would escape the closing quote
     # test sets are the one place with names of one's own, which Hydra has to be told to add
-    return f"{'++' if is_test_set else key.removesuffix(name)}{name}='{escaped}'"
+    return f"{'++' if is_test_set else key.removesuffix(name)}{name}={in_quotes(os.path.expanduser(value))}"
+
+
+def in_quotes(text: str) -> str:
+    """Text as Hydra reads it back, whatever is in it."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))  # or the last one would escape the closing quote
+    return f"'{escaped}'"

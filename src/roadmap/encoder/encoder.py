@@ -123,7 +123,8 @@ class Encoder:
         Args:
             what: runs/NAME, FILE.safetensors, small_cnn, or the name of any timm model.
             device: "cpu", "cuda", "cuda:1", "mps"; "auto": that of the run where it is here, else a GPU, else the CPU.
-            precision: "32", "bf16", "fp16"; "auto" is bf16 on a GPU, 32 elsewhere. None: the run's own, or "auto".
+            precision: "32", "bf16", "fp16"; "auto" is bf16 on a GPU, fp16 on one that is too old for it, 32 elsewhere.
+                None: the run's own, or "auto".
             image: side of the square that the model sees. None: the checkpoint's own, or 224.
             resize: shorter side before the centre is cut out. None: the checkpoint's own, or 8/7 of `image`.
             weights: of a timm model: "hub" (the default), "random", or a file.

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from roadmap.config.settings import SettingError, Settings
+from roadmap.config.settings_checks import as_typed
 from roadmap.engine.joining import hardware_at, place_here, ranks_at
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.training import fit, resume
+from roadmap.losses.named import constructor_parameters
 from roadmap.runs import Run
 
 OF_THE_PROCESS = ("run", "out", "hardware.time_limit", "hardware.devices", "hardware.nodes")  # not what is computed
@@ -26,32 +28,40 @@ def fit_or_resume(settings: Settings, quiet: bool = False) -> Path:
     """
     place = place_here()
     with ranks_at(hardware_at(settings.hardware, place), place) as ranks:  # the first looks, and all do the same
-        folder, ended = ranks.from_first(lambda: _held(settings))
+        folder, ended = ranks.from_first(lambda: _run_there(settings))
     if folder is None:
         return fit(settings, quiet)
     return folder if ended else resume(folder, quiet=quiet)
 
 
-def _held(settings: Settings) -> tuple[Path | None, bool]:
+def _run_there(settings: Settings) -> tuple[Path | None, bool]:
     """The folder, if it holds the run already, and whether that has ended."""
     if settings.run is None or not (Path(settings.run) / "config.yaml").is_file():
         return None, False
     run = Run.open(Path(settings.run))
-    asked, held = absolute_paths(settings).as_dict(), run.settings().as_dict()
+    asked, held = (_in_full(some) for some in (absolute_paths(settings), run.settings()))
     for name, wanted, found in _differences(asked, held):
         if name not in OF_THE_PROCESS:
             raise SettingError(
                 name,
-                f"{run.folder} already holds a run with {name}={found}, not {wanted}; "
+                f"{run.folder} already holds a run with {name}={as_typed(found)}, not {as_typed(wanted)}; "
                 "give another folder, or the settings that it was started with",
             )
     return run.folder, bool(run.summary())
 
 
+def _in_full(settings: Settings) -> dict[str, Any]:
+    """The settings, and what the options of the loss are that they leave out."""
+    values = settings.as_dict()
+    parameters = constructor_parameters(settings.loss["name"]).values()
+    left = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return values | {"loss": left | values["loss"]}
+
+
 def _differences(asked: Mapping[str, Any], held: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, what is asked for and what is held; "auto" asks for nothing."""
-    for name, wanted in asked.items():
-        found = held.get(name)
+    """Name, what is asked for and what is held, None where it is not there; "auto" asks for nothing."""
+    for name in {**asked, **held}:
+        wanted, found = asked.get(name), held.get(name)
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):
             yield from _differences(wanted, found, f"{where}{name}.")
         elif wanted != "auto" and wanted != found:

@@ -140,56 +140,82 @@ def job_of(
     if ranks.world > 1 and not settings.model.freeze_batch_norm:
         _check_chunks(settings, share_statistics(model))
     model = in_layout(model.to(arithmetic.device), settings.hardware)
-    told = _told(splits.train, model)
+    told = _facts(splits.train, model)
     loss, beside = _loss(settings, told), auxiliary_of(settings, auxiliary, told)
     for part in (loss, beside):
         if part is not None:
             part.to(arithmetic.device)
-    # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
-    fused = arithmetic.device.type == "cuda" and arithmetic.scaler is None
-    optimizer = optimiser(model, loss, settings.optim, fused, beside)
-    average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
     by_paths = bool(getattr(loss, "takes_paths", False))
     pictures = Pictures(settings, model, arithmetic.device, display.quiet, ranks, levels=by_paths)
     compare = compare_of(loss, settings.memory, sampler.batches, shared=ranks.world > 1)
     others: dict[str, Stateful] = {"roster": Roster(splits.train), "pictures": pictures}
-    others |= _holding({"loss": loss, "auxiliary": beside})
+    others |= _stateful({"loss": loss, "auxiliary": beside})
     if isinstance(compare, BatchAndMemory):
         others["memory"] = compare
-    comparing: Compare = ByPaths(compare, splits.train, settings.loss["name"]) if by_paths else compare
-    state = TrainState(model, optimizer, arithmetic.scaler, average, copy.deepcopy(model), parts=others)
-    steps, frozen = settings.epochs * sampler.batches, settings.model.freeze_backbone
-    compiling = Compiling("no") if frozen else compiling_of(model, settings.hardware, arithmetic.device, steps)
+    state = _state(settings, arithmetic, model, loss, beside, others)
     for everything in {id(r): r for r in (splits.everything, *splits.tests)}.values():
         display.console.print(f"  - {pictures.open_pack(everything)}")
+    comparing: Compare = ByPaths(compare, splits.train, settings.loss["name"]) if by_paths else compare
+    parts = _parts(settings, arithmetic, sampler, state, comparing, beside, pictures, display, ranks)
+    job = Job(settings, arithmetic, splits, sampler, pictures, state, parts, run, display, signals or Signals(), ranks)
+    if goes_on:
+        job.load()
+    if settings.model.freeze_backbone:  # by the weights that the run has, not by those that it was put together with
+        display.console.print(f"  - {pictures.keep_vectors(model, splits)}")
+    return job
+
+
+def _state(
+    settings: Settings,
+    arithmetic: Arithmetic,
+    model: Retriever,
+    loss: nn.Module,
+    beside: nn.Module | None,
+    others: dict[str, Stateful],
+) -> TrainState:
+    # fp16's scaler must see the gradients before they are clipped, which fused optimisers do not allow
+    fused = arithmetic.device.type == "cuda" and arithmetic.scaler is None
+    optimizer = optimiser(model, loss, settings.optim, fused, beside)
+    average = None if settings.optim.ema is None else WeightAverage(model, settings.optim.ema)
+    return TrainState(model, optimizer, arithmetic.scaler, average, copy.deepcopy(model), parts=others)
+
+
+def _parts(
+    settings: Settings,
+    arithmetic: Arithmetic,
+    sampler: MPerClass | CategoryPairs,
+    state: TrainState,
+    compare: Compare,
+    beside: nn.Module | None,
+    pictures: Pictures,
+    display: Display,
+    ranks: Ranks,
+) -> Parts:
+    """What a step works with; how the network is compiled, and what becomes of it in chunks, is said."""
+    data, optim, model, steps = settings.data, settings.optim, state.model, settings.epochs * sampler.batches
+    frozen = settings.model.freeze_backbone
+    compiling = Compiling("no") if frozen else compiling_of(model, settings.hardware, arithmetic.device, steps)
     # what is recorded is a whole batch, asks for vectors alone, and no other process has a part in it
-    recorded = settings.data.parts is None and beside is None and ranks.world == 1
+    recorded = data.parts is None and beside is None and ranks.world == 1
     runnable = runnable_model(model, compiling.mode, sampler.batch_size if recorded else None)
-    parts = Parts(
+    notes = [compiling.why] if compiling.why else []
+    if data.parts is not None:
+        notes.append(chunk_note(model, data.parts, settings.model.freeze_batch_norm))
+    for note in notes:
+        display.console.print(f"  - {note}")
+    return Parts(
         arithmetic,
         runnable,
-        optimizer,
-        passes_of(arithmetic, runnable, pictures.channels_last, settings.data.parts, beside is not None),
-        comparing,
-        schedule(settings.optim, settings.epochs, sampler.batches),
-        settings.optim.clip,
+        state.optimizer,
+        passes_of(arithmetic, runnable, pictures.channels_last, data.parts, beside is not None),
+        compare,
+        schedule(optim, settings.epochs, sampler.batches),
+        optim.clip,
         ranks,
         settings.seed,
         None if beside is None else Auxiliary(beside, ranks),
-        round(settings.optim.head_first * sampler.batches),
+        round(optim.head_first * sampler.batches),
     )
-    if compiling.why:
-        display.console.print(f"  - {compiling.why}")
-    if settings.data.parts is not None:
-        note = chunk_note(model, settings.data.parts, settings.model.freeze_batch_norm)
-        display.console.print(f"  - {note}")
-    signals = signals or Signals()
-    job = Job(settings, arithmetic, splits, sampler, pictures, state, parts, run, display, signals, ranks)
-    if goes_on:
-        job.load()
-    if frozen:  # with the weights that the run has, not with those that it was put together with
-        display.console.print(f"  - {pictures.keep_vectors(model, splits)}")
-    return job
 
 
 def _check_chunks(settings: Settings, model: nn.Module) -> None:
@@ -204,7 +230,7 @@ def _check_chunks(settings: Settings, model: nn.Module) -> None:
         )
 
 
-def _holding(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
+def _stateful(modules: dict[str, nn.Module | None]) -> dict[str, Stateful]:
     """Those that hold something: weights, boundaries, clusters."""
     return {name: module for name, module in modules.items() if module is not None and module.state_dict()}
 
@@ -222,7 +248,7 @@ def check_dims(settings: Settings, model: Retriever) -> None:
         raise SettingError("dims", f"dims={max(settings.dims)}: the model has {model.dim} dimensions; give fewer")
 
 
-def _told(train: Records, model: Retriever) -> dict[str, int | None]:
+def _facts(train: Records, model: Retriever) -> dict[str, int | None]:
     """What only the run knows."""
     classes = len(np.unique(train.labels))
     return {

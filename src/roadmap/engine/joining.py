@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from roadmap.config.settings import HardwareSettings, SettingError
 from roadmap.config.settings_checks import AUTO
 from roadmap.hardware import device_of
-from roadmap.ranks import ALONE, Ranks, awaited
+from roadmap.ranks import ALONE, Ranks, wait_for
 
 SHARED_GPU = "ROADMAP_SHARED_GPU"  # set: processes may share a GPU, to try things out; they talk through the host
 PATIENCE = timedelta(minutes=30)  # for a process that neither answers nor ends
@@ -119,7 +119,7 @@ def ranks_at(hardware: HardwareSettings, place: Place | None) -> Iterator[Ranks]
         if ranks.first:
             ranks.store.set(LEFT, "")
         else:  # who ends earlier would break off what the first is doing
-            awaited(ranks.store, LEFT, LEAVING)
+            wait_for(ranks.store, LEFT, LEAVING)
         raise
 
 

@@ -7,7 +7,7 @@ import time
 
 from roadmap.data import Batches
 from roadmap.engine.job import Job
-from roadmap.engine.splits import judging
+from roadmap.engine.splits import judged_pictures
 from roadmap.engine.state import Best
 from roadmap.engine.step import step
 from roadmap.engine.watch import Reading, Watch
@@ -50,6 +50,7 @@ def train_epoch(job: Job, batches: Batches, watch: Watch) -> None:
                 job.signals.obey(number)
                 break
         _note(job, watch.pop(), pace, length)
+        job.pictures.share_skipped()
         job.state.seconds += time.monotonic() - began
 
 
@@ -93,7 +94,7 @@ def _judge(job: Job, epoch: int) -> None:
     """Evaluates where the settings say so, and keeps the weights if they are the best so far."""
     select, last = job.settings.select, epoch == job.settings.epochs
     judged = select.by != "last" and (last or epoch % select.every == 0)
-    records, split = judging(select, job.splits) if judged else (None, None)
+    records, split = judged_pictures(select, job.splits) if judged else (None, None)
     values = {} if records is None else job.metrics(job.current, records)
     with job.signals.later():
         better = False

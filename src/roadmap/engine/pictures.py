@@ -155,6 +155,11 @@ class Pictures:
         batches.skipped = self.skipped  # one list for the whole run
         return batches
 
+    def share_skipped(self) -> None:
+        """What one process could not decode of its parts of the batches, all of them know."""
+        for part in self.ranks.from_all(self.skipped):
+            self.skipped.update(part)
+
     def evaluation(self, model: Retriever, records: Records, nearest: int = 0) -> Evaluation:
         """By the protocol of the dataset, as `roadmap evaluate` does it later, to the bit.
 

@@ -178,7 +178,7 @@ def _test_records(records: Records) -> Records:
     return _as_test(records) if records.splits is None else records
 
 
-def judging(select: SelectSettings, splits: Splits) -> tuple[Records, str]:
+def judged_pictures(select: SelectSettings, splits: Splits) -> tuple[Records, str]:
     """The pictures that an epoch is judged by, and what they are called; where epochs are judged at all."""
     if select.by == "test":
         return splits.tests[0], "test"
@@ -188,7 +188,7 @@ def judging(select: SelectSettings, splits: Splits) -> tuple[Records, str]:
 
 def check_metric(select: SelectSettings, splits: Splits, **measured: Any) -> None:
     """Said before an epoch is trained, not after; `measured` is what else an evaluation is told to measure."""
-    if select.by == "last" or select.metric in (known := merits(judging(select, splits)[0], **measured)):
+    if select.by == "last" or select.metric in (known := merits(judged_pictures(select, splits)[0], **measured)):
         return
     raise ValueError(
         f"select.metric={select.metric!r} is not measured here{did_you_mean(select.metric, known)} "

@@ -104,13 +104,18 @@ def _new_job(
 
 def _check_pictures(splits: Splits, ranks: Ranks) -> None:
     """Processes on different machines may look at different disks."""
-    rosters = ranks.from_all((Roster(splits.train).digest, Roster(splits.train).size))
-    for rank, (digest, size) in enumerate(rosters):
-        if digest != rosters[0][0]:
-            raise ValueError(
-                f"process {rank} finds other training pictures ({size}) than the first ({rosters[0][1]}); "
-                "every machine needs the same ones at the same place"
-            )
+    if ranks.world == 1:
+        return
+    tests = [("test", part) for test in splits.tests for part in test.evaluation()]
+    parts = [("training", splits.train), ("validation", splits.val), *tests]
+    rosters = ranks.from_all([(what, Roster(part)) for what, part in parts if part is not None])
+    for rank, found in enumerate(rosters):
+        for (what, here), (_, first) in zip(found, rosters[0], strict=False):  # with other galleries come other queries
+            if here.digest != first.digest:
+                raise ValueError(
+                    f"process {rank} finds other {what} pictures ({here.size}) than the first ({first.size}); "
+                    "every machine needs the same ones at the same place"
+                )
 
 
 def resume(folder: Path, epochs: int | None = None, quiet: bool = False, auxiliary: Constructor | None = None) -> Path:
@@ -122,6 +127,7 @@ def resume(folder: Path, epochs: int | None = None, quiet: bool = False, auxilia
         folder: of the run.
         epochs: train this many in all, instead of those that the run was started with. The result is that of a run
             started with so many, so a schedule that is stretched over the whole run (cosine) cannot be lengthened.
+            Where not every epoch is judged (`select.every`), the one that was judged as the last stays judged.
         quiet: print nothing.
         auxiliary: what `fit` was given.
 
@@ -162,6 +168,8 @@ def _stopped_job(
     auxiliary: Constructor | None,
 ) -> Job:
     stored, has_state = ranks.from_first(lambda: (run.settings(), run.has_state()))
+    # as many devices as there are now; the rest is the run's, also where its folder is not
+    hardware = dataclasses.replace(stored.hardware, devices=hardware.devices, nodes=hardware.nodes)
     settings = dataclasses.replace(stored, run=str(run.folder), hardware=hardware)
     check_auxiliary(settings, auxiliary)
     signals.limit(settings.hardware.time_limit)
@@ -170,6 +178,7 @@ def _stopped_job(
     records, _ = division_of(records)
     splits = splits_of(records, settings.data, settings.select)
     splits = dataclasses.replace(splits, val_given="val" in found.split_names())
+    _check_pictures(splits, ranks)
     sampler = sampler_of(splits.train, settings.data, settings.seed, ranks)
     if not has_state:
         _store_division(run, splits.everything, found)

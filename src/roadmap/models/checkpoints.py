@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roadmap.atomic import whole_file
-from roadmap.config.settings import ModelSettings, known
+from roadmap.config.settings import ModelSettings, keyword_arguments
 from roadmap.models.network import Retriever, untrained_retriever
 from roadmap.models.weight_files import WeightsError
 
@@ -86,7 +86,7 @@ def checkpoint_parts(path: Path) -> tuple[ModelSettings, dict[str, Any], dict[st
     """What a checkpoint file was made by, all else that it says of itself, and its tensors; other files are refused."""
     content, tensors = _parts(path)
     try:
-        settings = ModelSettings(**known(ModelSettings, content["settings"], "model."))
+        settings = ModelSettings(**keyword_arguments(ModelSettings, content["settings"], "model."))
         return settings, {name: content[name] for name in ("image", "mean", "std", "about")}, tensors
     except (LookupError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: the description of the model could not be read: {error}") from error

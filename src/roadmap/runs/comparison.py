@@ -28,9 +28,9 @@ def table(folders: Iterable[str | Path]) -> list[dict[str, Any]]:
     rows = []
     for run, values, summary in zip(runs, settings, summaries, strict=True):
         row: dict[str, Any] = {"run": run.folder.name}
-        row |= {SPELT.get(name, name): values.get(name) for name in _differing(settings)}
+        row |= {SPELT.get(name, name): values.get(name) for name in _differing_names(settings)}
         for test in tests:
-            for metric in _shown(test, summaries):
+            for metric in _shown_metrics(test, summaries):
                 column = metric if len(tests) == 1 else f"{test} {metric}"
                 row[column] = summary.get("after", {}).get(test, {}).get(metric)
         rows.append(row | {name: summary.get(name) for name in ("best epoch", "training seconds")})
@@ -52,13 +52,13 @@ def _cell(value: object) -> str:
     return f"{100 * value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for values in settings for name in values)
     several = [name for name in names if any(values.get(name) != settings[0].get(name) for values in settings)]
     return [name for name in several if name not in OF_THE_FOLDER]
 
 
-def _shown(test: str, summaries: Iterable[Mapping[str, Any]]) -> list[str]:
+def _shown_metrics(test: str, summaries: Iterable[Mapping[str, Any]]) -> list[str]:
     metrics = next(summary["after"][test] for summary in summaries if test in summary.get("after", {}))
     return [name for name in SHOWN if name in metrics] or list(metrics)[:2]
 

@@ -103,15 +103,15 @@ def _rows(path: Path) -> dict[Key, tuple[str, str]]:
             raise ValueError(f"its columns must be {', '.join(COLUMNS)}")
     except (OSError, EOFError, ValueError, csv.Error) as error:
         raise ValueError(f"{path} is damaged, the pictures of the run are not known: {error}") from error
-    keys = _counted(row[0] for row in rows)
+    keys = _keys_of(row[0] for row in rows)
     return {key: (row[1], row[2]) for key, row in zip(keys, rows, strict=True)}
 
 
 def _keys(records: Records) -> Iterator[Key]:
-    return _counted(picture_key(records, i) for i in range(len(records)))
+    return _keys_of(picture_key(records, i) for i in range(len(records)))
 
 
-def _counted(names: Iterable[str]) -> Iterator[Key]:
+def _keys_of(names: Iterable[str]) -> Iterator[Key]:
     seen: Counter[str] = Counter()
     for name in names:
         yield name, seen[name]
