@@ -56,7 +56,9 @@ def test_exif_orientation_is_applied(orientation, kind, tmp_path):
     np.testing.assert_array_equal(picture(tmp_path / f"a.{kind}"), upright)
 
 
-@pytest.mark.parametrize("odd", [(0x0128, 5, 1, b"\0\0\0\0"), (0x0128, 9, 1, b"\xfb\xff\xff\xff"), (0x0100, 2, 4, b"abc\0")])
+@pytest.mark.parametrize(
+    "odd", [(0x0128, 5, 1, b"\0\0\0\0"), (0x0128, 9, 1, b"\xfb\xff\xff\xff"), (0x0100, 2, 4, b"abc\0")]
+)
 def test_an_odd_tag_beside_the_orientation_keeps_no_picture_out(odd, tmp_path):
     """A resolution that is no number, say: Pillow reads such metadata and cannot write it again."""
     tags = [(0x0112, 3, 1, b"\6\0\0\0"), odd]

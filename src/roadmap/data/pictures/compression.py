@@ -31,7 +31,7 @@ _LEAST = 2  # a file is kept where it is so many times smaller than its pixels
 
 
 def compressed_picture(path: Path | str, box: Box | None, side: int) -> tuple[bytes, tuple[int, int], bool]:
-    """The bytes of a picture as a compressed pack holds it, (height, width), and whether it was encoded again, with loss.
+    """The bytes of a picture as a compressed pack holds it, (height, width), and whether that lost anything.
 
     Raises:
         PictureError: as `upright`.

@@ -188,7 +188,7 @@ def reads_heif() -> bool:
 def upright_rgb(image: Image.Image, path: str = GIVEN) -> Image.Image:
     """An opened picture as the rest of the program sees it; `path` names it in errors."""
     # ImageOps.exif_transpose writes the metadata again, and fails where a tag that has nothing to do with it is odd
-    if (turn := TURNS.get(image.getexif().get(ExifTags.Base.Orientation))) is not None:
+    if (turn := TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))) is not None:
         image = image.transpose(turn)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
