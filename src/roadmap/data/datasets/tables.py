@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,10 @@ def _tree(columns: Columns, labels: Ints, class_names: tuple[str, ...]) -> tuple
 
 def table_columns(path: Path) -> dict[str, Sequence[Any]]:
     """Every column of a CSV or Parquet file by its name in small letters; cells of a CSV are text."""
-    return _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
+    names, columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise ValueError(f"{path} has two columns {twice[0]!r} (capitals do not count); give each a name of its own")
+    return dict(zip(names, columns, strict=True))
 
 
 def _texts(path: Path, columns: Columns, name: str) -> list[str]:
@@ -102,6 +107,8 @@ def _texts(path: Path, columns: Columns, name: str) -> list[str]:
 def _text(cell: Any) -> str:
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))  # a column of integers becomes one of floats where a single number is missing
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "surrogateescape").strip()
     return "" if cell is None else str(cell).strip()
 
 
@@ -123,11 +130,13 @@ def _check_once(path: Path, records: Records) -> None:
     splits = [""] * len(records) if records.splits is None else records.splits.tolist()
     for row, split in enumerate(splits, start=1):
         key = picture_key(records, row - 1)
-        if (first := seen.setdefault((key, split), row)) != row:
+        whole = normpath(records.root / key)  # a/../b.jpg is b.jpg, and so may an absolute path be
+        if (first := seen.setdefault((whole, split), row)) != row:
             raise ValueError(f"{path}: rows {first} and {row} both name {key}; list each picture once")
 
 
-def _csv(path: Path) -> dict[str, Sequence[Any]]:
+def _csv(path: Path) -> tuple[list[str], list[Sequence[Any]]]:
+    """Names and cells of the columns."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -147,19 +156,20 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
     for number, line in rest:
         if len(line) != len(names):
             raise ValueError(f"{path}, line {number}: expected {len(names)} columns, got {len(line)}")
-    return {name: [line[i].strip() for _, line in rest] for i, name in enumerate(names)}
+    return names, [[line[i].strip() for _, line in rest] for i in range(len(names))]
 
 
 def _bare(name: str) -> str:
     return name.strip().strip("\"'").strip()
 
 
-def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+def _parquet(path: Path) -> tuple[list[str], list[Sequence[Any]]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ImportError(f"reading {path} needs pyarrow: pip install 'roadmap-retrieval[data]'") from error
-    return {name.strip().lower(): values for name, values in parquet.read_table(path).to_pydict().items()}
+    table = parquet.ParquetFile(path).read()  # read_table looks for columns by name, and fails where two have one
+    return [name.strip().lower() for name in table.column_names], [column.to_pylist() for column in table.columns]
 
 
 def _boxes(path: Path, columns: Columns) -> Floats | None:
