@@ -79,9 +79,7 @@ def test_singletons_are_told_by_split_and_do_not_make_it_unusable(tmp_path):
     assert report.usable
 
 
-ONE = (
-    "TOO FEW CLASSES: 1 class has two or more pictures to train with; training compares at least two such classes, each"
-)
+ONE = "TOO FEW CLASSES: 1 class has two or more pictures to train with; training compares at least two such classes"
 NONE = ONE.replace("1 class", "no class")
 SAME = "TOO FEW CLASSES: of one class, every answer to a search is right"
 
