@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from roadmap.data import Pack, Records, VectorPack, evaluation_batches, picture_key
-from roadmap.data.pictures.contents import index_name
+from roadmap.data.pictures.contents import SOURCE_MTIME, SOURCE_SIZE, index_name
 from roadmap.data.pictures.packs import source_stamp
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.pictures.vectors import NONE
@@ -115,18 +115,19 @@ def _digest(encoder: Encoder, records: Records, pack: Pack | None) -> str:
     model, crop = encoder.model, encoder.crop
     assert isinstance(model, Retriever)
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith("projection.")}
-    # drawn pictures have no files of their own
-    lossy = None if pack is None or not pack.lossy else index_name(pack.of(records).index)
-    drawn = [] if pack is None or not pack.drawn else [pack.folder / "pack.json"]
     decided: dict[str, Any] = {name: getattr(model.settings, name) for name in DECIDING}
     decided |= {"crop": [crop.size, crop.resize, crop.squeeze, crop.mean, crop.std], "side": encoder.side}
     decided |= {"precision": encoder.precision, "device": encoder.device.type, "batch": encoder.batch}
-    decided |= {
-        "pictures": records.fingerprint(),
-        "sources": [source_stamp(path) for path in drawn or map(records.path, range(len(records)))],
-    }
-    if lossy is not None:
-        decided["lossy"] = lossy  # the checksums of its pictures are in it
+    decided["pictures"] = records.fingerprint()
+    if pack is None:
+        decided["sources"] = [source_stamp(records.path(i)) for i in range(len(records))]
+    elif pack.drawn:  # pictures that have no files of their own
+        decided["sources"] = [source_stamp(pack.folder / "pack.json")]
+    else:  # the files that it was made of: they may have changed since
+        index = pack.of(records).index
+        decided["sources"] = index[:, [SOURCE_SIZE, SOURCE_MTIME]].tolist()
+        if pack.lossy:
+            decided["lossy"] = index_name(index)  # the checksums of its pictures are in it
     return weights_digest(weights, decided)
 
 
