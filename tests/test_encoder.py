@@ -157,6 +157,9 @@ def test_paths_and_open_pictures_need_no_dataset(
     assert by_image.ids is None
     assert by_image.labels.tolist() == [UNLABELLED] * len(test)
     assert by_image.about["model"] == encoder.digest
+    for one in ("a.jpg", Path("a.jpg")):
+        with pytest.raises(TypeError, match=r"pictures are given as a list, also of one: embed\(\['a.jpg'\]\)"):
+            encoder.embed(one)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Records, paths, or Pillow images, all of one kind; got PngImageFile among"):
         encoder.embed([test.paths[0], opened[0]])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="pictures: there is no picture to embed"):
