@@ -17,8 +17,9 @@ from roadmap.cli.app import app
 from roadmap.cli.export import even_places
 from roadmap.config.settings import SettingError
 from roadmap.data import dataset
+from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.encoder.exporting import export
+from roadmap.encoder.exporting import _compared, export
 from roadmap.search import Index, index_pictures
 
 pytest.importorskip("onnx")
@@ -95,6 +96,21 @@ def test_a_graph_that_gives_other_vectors_is_not_kept(
     with pytest.raises(ValueError, match="gives other vectors than torch: they differ by up to"):
         export(encoder, tmp_path / "m.onnx", dataset("folder", root / "P"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+@pytest.mark.parametrize("int8", [False, True])
+def test_vectors_that_are_no_longer_the_models_are_refused(int8: bool, wrong: float, tmp_path: Path) -> None:
+    """Of whole numbers where half of the pictures have other vectors, else where one has."""
+    before, labels = torch.eye(4), torch.zeros(4, dtype=torch.int64)
+    after = before.clone()
+    after[0] *= wrong
+    pair = [Embeddings(vectors, labels) for vectors in (before, after)]
+    if int8 and wrong == wrong:
+        assert _compared(tmp_path, *pair, int8).cosine == -1
+        after[1:3] *= wrong
+    with pytest.raises(ValueError, match="no longer those of the model" if int8 else "gives other vectors than torch"):
+        _compared(tmp_path, *pair, int8)
 
 
 def test_what_is_refused(root: Path, tmp_path: Path) -> None:

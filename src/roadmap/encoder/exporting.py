@@ -222,7 +222,7 @@ def _write(graph: bytes, facts: OnnxFacts, path: Path) -> None:
 def _compared(path: Path, before: Embeddings, after: Embeddings, int8: bool) -> Exported:
     cosines = (before.vectors * after.vectors).sum(1)
     difference = float((before.vectors - after.vectors).abs().max())
-    if int8 and float(cosines.median()) < LEAST:
+    if int8 and not float(cosines.median()) >= LEAST:
         raise ValueError(
             f"in int8 the vectors are no longer those of the model: half of {len(cosines):,} pictures have a cosine "
             f"below {float(cosines.median()):.3f} with them; export without int8"
