@@ -36,15 +36,14 @@ def graded_measures(search: Search, ties: Ties, memory: int, progress: bool | No
     trees = aligned_trees(search.queries, search.gallery)
     device = search.queries.vectors.device
     paths = [torch.from_numpy(tree.paths).to(device) for tree in trees]
-    alone = search.alone and not search.apart
     means, values = graded_metrics(
         search.queries.vectors,
         paths[0],
-        None if alone else search.gallery.vectors,
-        None if alone else paths[1],
+        None if search.one_set else search.gallery.vectors,
+        None if search.one_set else paths[1],
         LEVEL_KS,
         levels=trees[0].levels,
-        query_index=None if alone else search.own,
+        query_index=None if search.one_set else search.own,
         ties=ties,
         per_query=True,
         memory=memory,
