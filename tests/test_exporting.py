@@ -19,7 +19,7 @@ from roadmap.config.settings import SettingError
 from roadmap.data import dataset
 from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.encoder.exporting import _compared, export
+from roadmap.encoder.exporting import _agreement, export
 from roadmap.search import Index, index_pictures
 
 pytest.importorskip("onnx")
@@ -107,10 +107,10 @@ def test_vectors_that_are_no_longer_the_models_are_refused(int8: bool, wrong: fl
     after[0] *= wrong
     pair = [Embeddings(vectors, labels) for vectors in (before, after)]
     if int8 and wrong == wrong:
-        assert _compared(tmp_path, *pair, int8).cosine == -1
+        assert _agreement(tmp_path, *pair, int8).cosine == -1
         after[1:3] *= wrong
     with pytest.raises(ValueError, match="no longer those of the model" if int8 else "gives other vectors than torch"):
-        _compared(tmp_path, *pair, int8)
+        _agreement(tmp_path, *pair, int8)
 
 
 def test_what_is_refused(root: Path, tmp_path: Path) -> None:

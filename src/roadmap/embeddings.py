@@ -151,7 +151,7 @@ def _load_npz(path: Path) -> Embeddings:
                 why = "holds Python objects, which could run code; save plain arrays instead"
                 raise ValueError(f"{path} {why}") from error
             raise ValueError(f"{path} could not be read as .npz, is it whole? ({error})") from error
-    labels, class_names = _numbered(arrays["labels"], path)
+    labels, class_names = _label_numbers(arrays["labels"], path)
     return Embeddings(
         torch.from_numpy(arrays["vectors"]),
         labels,
@@ -176,7 +176,7 @@ def _load_safetensors(path: Path) -> Embeddings:
         ids, class_names = (json.loads(texts.get(name, "null")) for name in ("ids", "class_names"))
     except (SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} could not be read as .safetensors: {error}") from error
-    labels, _ = _numbered(found["labels"].numpy(), path)
+    labels, _ = _label_numbers(found["labels"].numpy(), path)
     return Embeddings(
         found["vectors"],
         labels,
@@ -255,7 +255,7 @@ def _strings(values: NDArray[Any]) -> tuple[str, ...]:
     )
 
 
-def _numbered(labels: NDArray[Any], path: Path) -> tuple[Tensor, tuple[str, ...]]:
+def _label_numbers(labels: NDArray[Any], path: Path) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as integers; where they are strings, with the names that these number."""
     names: tuple[str, ...] = ()
     if labels.dtype.kind in "US":

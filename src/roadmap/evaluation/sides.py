@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roadmap.config.settings import SettingError
 from roadmap.embeddings import Embeddings
-from roadmap.evaluation.alignment import aligned, classes_apart, differences, own_places
+from roadmap.evaluation.alignment import classes_apart, comparable_pair, differences, own_places
 from roadmap.metrics import GroundTruth
 from roadmap.refinement import Refinement
 
@@ -48,7 +48,7 @@ def search_of(queries: Embeddings, gallery: Embeddings | None, truth: GroundTrut
             )
         labels = classes_apart(queries)
         return Search(queries, queries, torch.arange(len(queries)), (labels, labels), True, [])
-    queries, gallery = aligned(queries, gallery)
+    queries, gallery = comparable_pair(queries, gallery)
     notes = differences(queries, gallery)
     if truth is None:
         own, said = own_places(queries, gallery)

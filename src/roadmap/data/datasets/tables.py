@@ -143,7 +143,7 @@ def _csv(path: Path) -> tuple[list[str], list[Sequence[Any]]]:
         raise ValueError(f"{path} is not UTF-8 text ({error}); save it as CSV with UTF-8") from error
     first = text.lstrip().partition("\n")[0].lower()
     # the one that separates the columns we need; a comma where that cannot be said
-    named = {s: {_bare(name) for name in first.split(s)} for s in SEPARATORS}
+    named = {s: {_plain_name(name) for name in first.split(s)} for s in SEPARATORS}
     separator = next((s for wanted in (NEEDED, NEEDED[:1]) for s in SEPARATORS if set(wanted) <= named[s]), ",")
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
@@ -152,14 +152,14 @@ def _csv(path: Path) -> tuple[list[str], list[Sequence[Any]]]:
     if not any(lines):
         raise ValueError(f"{path} is empty; its first line must name the columns: path,label,...")
     (_, header), *rest = [(number, line) for number, line in enumerate(lines, start=1) if line]
-    names = [_bare(name.lower()) for name in header]
+    names = [_plain_name(name.lower()) for name in header]
     for number, line in rest:
         if len(line) != len(names):
             raise ValueError(f"{path}, line {number}: expected {len(names)} columns, got {len(line)}")
     return names, [[line[i].strip() for _, line in rest] for i in range(len(names))]
 
 
-def _bare(name: str) -> str:
+def _plain_name(name: str) -> str:
     return name.strip().strip("\"'").strip()
 
 
