@@ -111,6 +111,10 @@ def test_the_fingerprint_follows_pictures_and_not_labels():
     assert dataclasses.replace(records([0, 1]), root=Path("elsewhere")).fingerprint() != records([0, 1]).fingerprint()
 
 
+def test_a_picture_without_a_label_is_no_class_of_one():
+    assert records([0, 0, 1, -1]).singletons().tolist() == [1]
+
+
 @pytest.mark.parametrize("crop", [False, True])
 def test_the_fingerprint_follows_the_boxes_that_pictures_are_cut_to(crop):
     one, other = (records([0, 1], boxes=np.full((2, 4), edge), crop=crop).fingerprint() for edge in (1.0, 2.0))
