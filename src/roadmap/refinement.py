@@ -46,9 +46,8 @@ def augmented_gallery(gallery: Tensor, k: int = 10, alpha: float = 3.0) -> Tenso
     gallery = unit_vectors(gallery, "gallery")
     _check_count(k, len(gallery) - 1)
     scores, near = _nearest(gallery, gallery, k + 1)
+    # a vector that is not among its own nearest has so many copies there that one more does not turn their sum
     own = near == torch.arange(len(near), device=near.device)[:, None]
-    # where so many equal vectors came before it that it is not among its own nearest, the last of them gives way
-    own[:, -1] |= ~own.any(1)
     return normalize(gallery + _weighted_sum(scores.masked_fill(own, 0.0), near, gallery, alpha), dim=1)
 
 
