@@ -154,6 +154,14 @@ def test_the_pictures_that_are_compared_keep_classes_together() -> None:
     assert (some[:9], some[-1]) == ([0, 1, 2, 3, 4, 5, 6, 7, 141], 999)
 
 
+def test_an_encoder_that_averages_flips_is_exported_without(root: Path, tmp_path: Path) -> None:
+    """The file holds the network; who opens it says whether flips are averaged."""
+    records = dataset("folder", root / "P").select(range(4))
+    done = export(Encoder.open("small_cnn", device="cpu", flip=True), tmp_path / "m.onnx", records)
+    assert torch.equal(done.torch.vectors, Encoder.open("small_cnn", device="cpu").embed(records).vectors)
+    assert not Encoder.open(tmp_path / "m.onnx").flip
+
+
 def test_flips_are_averaged(root: Path) -> None:
     plain = Encoder.open("small_cnn", device="cpu")
     flipped = dataclasses.replace(plain, flip=True)
