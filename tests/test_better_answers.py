@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def literal(order: list[int], right: list[bool]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("rerank", [0, 25, 100])
+@pytest.mark.parametrize("rerank", [0, 2, 25, 100])
 def test_what_is_measured_is_what_is_found(alone: bool, rerank: int) -> None:
     queries, gallery = made(40), made(40) if alone else made(30, 1)
     refinement = Refinement(augment=2, expand=3, rerank=rerank)
@@ -55,11 +56,22 @@ def test_what_is_measured_is_what_is_found(alone: bool, rerank: int) -> None:
         right = [bool(gallery.labels[i] == queries.labels[q]) and i in others for i in range(len(held))]
         for name, value in literal(order, right).items():
             assert float(found.per_query[name][q]) == pytest.approx(value, abs=1e-9)
-        assert found.neighbours[q].tolist() == order[:10]
+        assert found.neighbours[q].tolist() == order[: min(10, rerank or 10)]
     assert "queries expanded by their 3 nearest" in found.facts["notes"][-1]
     plain = evaluate(queries, None if alone else gallery)
     assert found.metrics.keys() == plain.metrics.keys()
     assert found.metrics["queries"] == 40
+
+
+def test_a_query_that_has_another_label_in_the_gallery_is_no_wrong_answer_to_itself() -> None:
+    """Re-ranked or not, it is left out by its id: as if it were not in the gallery at all."""
+    queries = made(24)
+    gallery = dataclasses.replace(queries, labels=torch.where(torch.arange(24) == 5, 77, queries.labels))
+    others = gallery.select(torch.tensor([i for i in range(24) if i != 5]))
+    for refinement in (Refinement(), Refinement(rerank=2)):
+        found, without = (evaluate(queries, of, refinement=refinement).per_query for of in (gallery, others))
+        for name in ("R@1", "mAP@R", "mAP"):
+            assert float(found[name][5]) == pytest.approx(float(without[name][5]), abs=1e-9)
 
 
 def test_nothing_asked_for_changes_nothing() -> None:

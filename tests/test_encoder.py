@@ -113,6 +113,20 @@ def test_a_run_brings_its_crop_batch_layout_and_threads(pictures: Path, tmp_path
     assert Encoder.open(folder, image=32).crop.resize == 36  # in proportion
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_to_be_seen_larger_is_not_shrunk_first(alone: bool, pictures: Path, tmp_path: Path) -> None:
+    """Pictures of 20 pixels, of which the run keeps 12: who asks for 40 sees 20, not 12 enlarged."""
+    what = run_of(pictures, tmp_path / "run")
+    if alone:
+        what = shutil.copy(what / "checkpoints" / "best.safetensors", tmp_path / "alone.safetensors")
+    sides = [Encoder.open(what, **more).side for more in ({}, {"image": 16, "resize": 18}, {"image": 8})]
+    assert sides == [12, 12, 12]
+    assert [Encoder.open(what, **more).side for more in ({"image": 32}, {"resize": 40})] == [36, 40]
+    larger, test = Encoder.open(what, image=32, resize=40), dataset("folder", pictures).split("test")
+    whole = dataclasses.replace(larger, side=1_000)
+    assert torch.equal(larger.embed(test).vectors, whole.embed(test).vectors)
+
+
 def test_a_checkpoint_alone_cuts_pictures_as_its_run_did(pictures: Path, tmp_path: Path) -> None:
     folder = run_of(pictures, tmp_path / "run", data__squeeze="test")
     shutil.copy(folder / "checkpoints" / "best.safetensors", tmp_path / "alone.safetensors")
@@ -143,6 +157,9 @@ def test_paths_and_open_pictures_need_no_dataset(
     assert by_image.ids is None
     assert by_image.labels.tolist() == [UNLABELLED] * len(test)
     assert by_image.about["model"] == encoder.digest
+    for one in ("a.jpg", Path("a.jpg")):
+        with pytest.raises(TypeError, match=r"pictures are given as a list, also of one: embed\(\['a.jpg'\]\)"):
+            encoder.embed(one)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Records, paths, or Pillow images, all of one kind; got PngImageFile among"):
         encoder.embed([test.paths[0], opened[0]])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="pictures: there is no picture to embed"):

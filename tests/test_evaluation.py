@@ -387,6 +387,8 @@ def test_a_split_searches_itself() -> None:
         assert gallery is None
     with pytest.raises(SettingError, match="mine has no split 'query'; choose split=NAME from: train, val, test, all"):
         records_to_search(whole, "query")
+    asked = records_to_search(revisited(), "query")  # by their landmarks: easy, hard and junk are of the gallery
+    assert (asked.ground_truth, asked.split_names()) == ((), ("test",))
     shop = records(["query", "gallery", "gallery"], [0, 0, 1])
     assert [len(part) for part in records_to_search(shop).evaluation() if part is not None] == [1, 2]
     assert len(records_to_search(shop, "all").evaluation()[0]) == 3

@@ -17,8 +17,9 @@ from roadmap.cli.app import app
 from roadmap.cli.export import even_places
 from roadmap.config.settings import SettingError
 from roadmap.data import dataset
+from roadmap.embeddings import Embeddings
 from roadmap.encoder import Encoder
-from roadmap.encoder.exporting import export
+from roadmap.encoder.exporting import _agreement, export
 from roadmap.search import Index, index_pictures
 
 pytest.importorskip("onnx")
@@ -97,6 +98,21 @@ def test_a_graph_that_gives_other_vectors_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+@pytest.mark.parametrize("int8", [False, True])
+def test_vectors_that_are_no_longer_the_models_are_refused(int8: bool, wrong: float, tmp_path: Path) -> None:
+    """Of whole numbers where half of the pictures have other vectors, else where one has."""
+    before, labels = torch.eye(4), torch.zeros(4, dtype=torch.int64)
+    after = before.clone()
+    after[0] *= wrong
+    pair = [Embeddings(vectors, labels) for vectors in (before, after)]
+    if int8 and wrong == wrong:
+        assert _agreement(tmp_path, *pair, int8).cosine == -1
+        after[1:3] *= wrong
+    with pytest.raises(ValueError, match="no longer those of the model" if int8 else "gives other vectors than torch"):
+        _agreement(tmp_path, *pair, int8)
+
+
 def test_what_is_refused(root: Path, tmp_path: Path) -> None:
     encoder = Encoder.open("small_cnn", device="cpu")
     records = dataset("folder", root / "P")
@@ -136,6 +152,14 @@ def test_the_pictures_that_are_compared_keep_classes_together() -> None:
     some = even_places(1000, 64)
     assert len(some) == len(set(some)) == 64
     assert (some[:9], some[-1]) == ([0, 1, 2, 3, 4, 5, 6, 7, 141], 999)
+
+
+def test_an_encoder_that_averages_flips_is_exported_without(root: Path, tmp_path: Path) -> None:
+    """The file holds the network; who opens it says whether flips are averaged."""
+    records = dataset("folder", root / "P").select(range(4))
+    done = export(Encoder.open("small_cnn", device="cpu", flip=True), tmp_path / "m.onnx", records)
+    assert torch.equal(done.torch.vectors, Encoder.open("small_cnn", device="cpu").embed(records).vectors)
+    assert not Encoder.open(tmp_path / "m.onnx").flip
 
 
 def test_flips_are_averaged(root: Path) -> None:

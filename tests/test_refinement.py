@@ -93,6 +93,18 @@ def test_whitening_leaves_out_axes_without_variance() -> None:
         Whitening.fit(torch.ones(5, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [2, 3, 100])
+def test_rounding_is_no_difference_that_could_be_whitened(count: int, dtype: torch.dtype) -> None:
+    """Vectors of one direction: their mean, and their lengths brought to one, differ in the last bits."""
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        one = torch.randn(1, 16, generator=draw, dtype=dtype)
+        lengths = torch.rand(count, 1, generator=draw, dtype=dtype)
+        with pytest.raises(ValueError, match="these are all equal"):
+            Whitening.fit(one * (0.1 + lengths))
+
+
 def test_whitening_is_kept(tmp_path: Path) -> None:
     whitening = Whitening.fit(clusters(50))
     whitening.save(tmp_path / "w.npz")

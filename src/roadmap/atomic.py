@@ -8,14 +8,18 @@ import os
 import re
 import secrets
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zipfile import BadZipFile
 
 # our own temporary names, and those that safetensors makes beside the file that it is told to write
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.partial(\..*)?|\.tmp[0-9A-Za-z]{6}")
 # How a full disk is told by what gives the system's error on as text: safetensors, faiss, SQLite.
 FULL_WORDS = re.compile(r"\(os error (28|122)\)|No space left on device|Disk quota exceeded|database or disk is full")
+# What numpy raises when it reads a .npz file that is not whole, or is something else.
+NPZ_DAMAGE = (OSError, ValueError, LookupError, EOFError, RuntimeError, MemoryError, BadZipFile, zlib.error)
 log = logging.getLogger("roadmap")
 
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from roadmap.atomic import whole_file
+from roadmap.atomic import NPZ_DAMAGE, whole_file
 from roadmap.data import UNLABELLED, Tags, Tree
 from roadmap.data.tags import named_tags, tags_in
 
@@ -119,7 +118,13 @@ class Embeddings:
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist or is not a file")
-        return _SUFFIXES[_suffix(path)][0](path)
+        read = _SUFFIXES[_suffix(path)][0]
+        try:
+            return read(path)
+        except ValueError as error:
+            if str(path) in str(error):
+                raise
+            raise ValueError(f"{path}: {error}") from error  # of two files, such as queries and gallery, which
 
 
 def holds_vectors(path: str | Path) -> bool:
@@ -143,7 +148,7 @@ def holds_vectors(path: str | Path) -> bool:
 def _load_npz(path: Path) -> Embeddings:
     try:
         content = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, BadZipFile) as error:
+    except NPZ_DAMAGE as error:
         raise ValueError(f"{path} could not be read as .npz: {error}") from error
     if not isinstance(content, np.lib.npyio.NpzFile):
         raise ValueError(f"{path} holds a single array; save vectors and labels together with numpy.savez")
@@ -151,9 +156,12 @@ def _load_npz(path: Path) -> Embeddings:
         names = {part: _name_in(content.files, part, path) for part in NAMES}
         try:
             arrays = {part: content[name] for part, name in names.items() if name is not None}
-        except ValueError as error:
-            raise ValueError(f"{path} holds Python objects, which could run code; save plain arrays instead") from error
-    labels, class_names = _numbered(arrays["labels"], path)
+        except NPZ_DAMAGE as error:
+            if "allow_pickle" in str(error):
+                why = "holds Python objects, which could run code; save plain arrays instead"
+                raise ValueError(f"{path} {why}") from error
+            raise ValueError(f"{path} could not be read as .npz, is it whole? ({error})") from error
+    labels, class_names = _label_numbers(arrays["labels"], path)
     return Embeddings(
         torch.from_numpy(arrays["vectors"]),
         labels,
@@ -176,15 +184,15 @@ def _load_safetensors(path: Path) -> Embeddings:
                 if (name := _name_in(content.keys(), part, path)) is not None
             }
             texts = content.metadata() or {}
-    except SafetensorError as error:
+        ids, class_names = (json.loads(texts.get(name, "null")) for name in ("ids", "class_names"))
+    except (SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} could not be read as .safetensors: {error}") from error
-    labels, _ = _numbered(found["labels"].numpy(), path)
-    ids = texts.get("ids")
+    labels, _ = _label_numbers(found["labels"].numpy(), path)
     return Embeddings(
         found["vectors"],
         labels,
-        None if ids is None else tuple(json.loads(ids)),
-        tuple(json.loads(texts.get("class_names", "[]"))),
+        None if ids is None else tuple(ids),
+        tuple(class_names or ()),
         _description(texts.get("about")),
         _tree(found["tree"].numpy() if "tree" in found else None, texts.get("tree_names"), path),
         _tags(found["tags"].numpy() if "tags" in found else None, json.loads(texts.get("tag_names", "[]")), path),
@@ -265,7 +273,7 @@ def _strings(values: NDArray[Any]) -> tuple[str, ...]:
     )
 
 
-def _numbered(labels: NDArray[Any], path: Path) -> tuple[Tensor, tuple[str, ...]]:
+def _label_numbers(labels: NDArray[Any], path: Path) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as integers; where they are strings, with the names that these number."""
     names: tuple[str, ...] = ()
     if labels.dtype.kind in "US":

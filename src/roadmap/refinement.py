@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from roadmap.atomic import whole_file
+from roadmap.atomic import NPZ_DAMAGE, whole_file
 from roadmap.metrics.vectors import unit_vectors
 
 # Scores held at a time.
@@ -47,9 +46,8 @@ def augmented_gallery(gallery: Tensor, k: int = 10, alpha: float = 3.0) -> Tenso
     gallery = unit_vectors(gallery, "gallery")
     _check_count(k, len(gallery) - 1)
     scores, near = _nearest(gallery, gallery, k + 1)
+    # a vector that is not among its own nearest has so many copies there that one more does not turn their sum
     own = near == torch.arange(len(near), device=near.device)[:, None]
-    # where so many equal vectors came before it that it is not among its own nearest, the last of them gives way
-    own[:, -1] |= ~own.any(1)
     return normalize(gallery + _weighted_sum(scores.masked_fill(own, 0.0), near, gallery, alpha), dim=1)
 
 
@@ -69,9 +67,12 @@ class Whitening:
     def fit(cls, vectors: Tensor, dim: int | None = None) -> Whitening:
         """From unit vectors of pictures like those to be searched; `dim` keeps the first axes only.
 
-        Axes along which the vectors hardly vary (1e-6 of the largest deviation) are noise, and are left out.
+        Axes along which the vectors hardly vary (1e-6 of the largest deviation, or by rounding alone) are noise, and
+        are left out.
         """
-        vectors = unit_vectors(vectors, "vectors").double()
+        vectors = unit_vectors(vectors, "vectors")
+        rounding = 4 * torch.finfo(vectors.dtype).eps  # by which vectors differ that are equal but for their length
+        vectors = vectors.double()
         if len(vectors) < 2 or (dim is not None and not 1 <= dim <= vectors.shape[1]):
             raise ValueError(
                 f"whitening needs at least 2 vectors and dim in 1..{vectors.shape[1]}, got {len(vectors)} and dim={dim}"
@@ -82,7 +83,7 @@ class Whitening:
         variances, axes = variances.flip(0), axes.flip(1)
         # an axis may point either way; its largest part points up, so that every machine finds the same
         axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-        kept = int((variances > 1e-12 * variances[0]).sum())
+        kept = int((variances > max(1e-12 * float(variances[0]), rounding**2)).sum())
         kept = kept if dim is None else min(dim, kept)
         if kept == 0:
             raise ValueError("whitening needs vectors that differ from each other; these are all equal")
@@ -105,8 +106,13 @@ class Whitening:
     def load(cls, path: str | Path) -> Whitening:
         try:
             with np.load(path, allow_pickle=False) as content:
-                return cls(torch.from_numpy(content["mean"]), torch.from_numpy(content["axes"]))
-        except (ValueError, KeyError, BadZipFile, AttributeError) as error:
+                mean, axes = (torch.from_numpy(content[name]).double() for name in ("mean", "axes"))
+            if mean.ndim != 1 or axes.ndim != 2 or len(axes) != len(mean):
+                raise ValueError(f"mean {tuple(mean.shape)} and axes {tuple(axes.shape)} do not fit each other")
+            return cls(mean, axes)
+        except FileNotFoundError:
+            raise
+        except (*NPZ_DAMAGE, AttributeError) as error:
             raise ValueError(f"{path} is no whitening that this program wrote: {error}") from error
 
 

@@ -66,6 +66,13 @@ def test_a_pack_json_of_another_program_does_not_make_pictures_drawn(called, tmp
     assert "packed 24 pictures" in result.output
 
 
+def test_check_fails_a_folder_of_one_class(called, tmp_path):
+    result = called("check", "folder", layouts.folder_layout(tmp_path / "mine", classes=1), "--quiet", "--workers", 0)
+    assert result.exit_code == 1
+    assert "TOO FEW CLASSES: 1 class has two or more pictures to train with" in result.output
+    assert "mine is NOT USABLE (every file decoded)" in result.output
+
+
 def test_check_fails_a_partial_dataset_and_says_where_to_get_it(called, tmp_path):
     result = called("check", "cub", layouts.cub_layout(tmp_path), "--no-decode", "--quiet")
     assert result.exit_code == 1

@@ -79,6 +79,52 @@ def test_singletons_are_told_by_split_and_do_not_make_it_unusable(tmp_path):
     assert report.usable
 
 
+ONE = "TOO FEW CLASSES: 1 class has two or more pictures to train with; training compares at least two such classes"
+NONE = ONE.replace("1 class", "no class")
+SAME = "TOO FEW CLASSES: of one class, every answer to a search is right"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["a/1", "a/2", "a/3"], ONE),
+        (["a/1", "a/2", "b/1"], ONE),
+        (["a/1", "b/1", "c/1"], NONE),
+        (["a/1", "a/2", "b/1", "b/2"], None),
+        (["train/a/1", "train/a/2", "test/b/1", "test/b/2"], ONE),
+        (["train/a/1", "train/b/1", "test/a/2", "test/b/2"], NONE),
+        (["train/a/1", "train/a/2", "train/b/1", "train/b/2", "test/c/1"], None),
+        (["test/a/1", "test/a/2"], SAME),
+        (["query/a/1", "gallery/a/2"], SAME),
+        (["query/a/1", "gallery/a/2", "gallery/b/1"], None),
+    ],
+)
+def test_fewer_than_two_classes_are_nothing_to_compare(files, said, tmp_path):
+    for seed, name in enumerate(files):
+        layouts.write_picture(tmp_path / f"{name}.png", seed)
+    report = dataset_report(dataset("folder", tmp_path), workers=0)
+    assert report.usable is (said is None)
+    found = [line for line in report.lines() if line.startswith("TOO FEW")]
+    assert len(found) == (said is not None)
+    assert all(line.startswith(said) for line in found)
+    assert ("NOT USABLE" in report.lines()[-1]) is (said is not None)
+
+
+def test_pictures_without_a_label_are_no_class(tmp_path):
+    records = dataset("folder", layouts.folder_layout(tmp_path, classes=2, pictures=2))
+    assert dataset_report(records, decode=False).usable
+    assert not dataset_report(dataclasses.replace(records, labels=[0, 0, -1, -1]), decode=False).usable
+
+
+def test_what_is_no_file_is_unreadable_and_no_leak(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "t.csv").write_text("path,label,split\na,x,train\nb,x,test\n")
+    report = dataset_report(dataset("table", tmp_path / "t.csv"), workers=0)
+    assert report.unreadable == dict.fromkeys("ab", "cannot be read (Is a directory)")
+    assert report.leaks == ()
+
+
 def test_the_same_picture_in_train_and_test_is_found_by_content(tmp_path):
     root = layouts.folder_layout(tmp_path / "train", classes=2, pictures=2).parent
     layouts.folder_layout(tmp_path / "query", classes=1, pictures=2, size=(41, 30))

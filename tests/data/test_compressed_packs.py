@@ -131,6 +131,26 @@ def test_any_picture_keeps_its_shape_and_its_pixels_where_nothing_is_done_to_it(
     assert again or min(width, height) <= side
 
 
+@pytest.mark.parametrize("kind", ["gif", "mpo"])
+def test_a_small_file_of_a_kind_that_packs_do_not_hold_is_encoded_again(kind, tmp_path):
+    """An MPO is what some phones write under the name of a JPEG: two pictures in one file."""
+    first, second = (photograph(60, 40, seed).quantize(8).convert("RGB") for seed in range(2))
+    first.save(tmp_path / f"a.{kind}", save_all=True, append_images=[second])
+    one = Records("kinds", tmp_path, (f"a.{kind}",), [0])
+    assert one.path(0).stat().st_size * 2 <= 60 * 40 * 3
+    made = compressed(one, folder=tmp_path / "pack")
+    assert made.again == 1
+    assert np.abs(made.picture(0).astype(int) - plain(one, 0)).mean() < 4
+
+
+@pytest.mark.parametrize(("width", "lossy"), [(65_500, True), (65_501, False)])
+def test_a_strip_longer_than_jpeg_knows_is_kept_to_the_bit(width, lossy, tmp_path):
+    noise(width, 2).save(tmp_path / "strip.png")
+    made = compressed(Records("strips", tmp_path, ("strip.png",), [0]), folder=tmp_path / "pack")
+    assert (made.picture(0).shape, bool(made.lossy)) == ((2, width, 3), lossy)
+    assert np.array_equal(made.picture(0), np.asarray(noise(width, 2))) is not lossy
+
+
 @pytest.mark.parametrize("kind", [False, True])
 def test_every_file_is_read_once(kind, records, monkeypatch):
     """So that what is kept is what was decoded, and a slow disk is asked once."""

@@ -253,6 +253,18 @@ def test_the_fallback_is_torchvisions():
         assert windows.columns[i, :2].tolist() == [left, wide]
 
 
+@pytest.mark.parametrize("ratio", [(0.1, 0.2), (5, 9)])
+def test_of_a_strip_across_the_ratio_a_pixel_is_left(ratio):
+    lengths = np.asarray([1, 1, 2, 50, 1]), np.asarray([1, 50, 1, 1, 2])
+    crop = RandomCrop(16, scale=(0.9, 1.0), ratio=ratio)
+    windows = crop.windows(*lengths, crop.draws(5, 0, 0))
+    for axis, length in zip((windows.rows, windows.columns), lengths, strict=True):
+        start, taken = axis[:, :2].T
+        assert (taken >= 1).all()
+        assert (start >= 0).all()
+        assert (start + taken <= length).all()
+
+
 def test_flips_come_as_often_as_asked():
     for flip in (0.0, 0.25, 1.0):
         crop = RandomCrop(flip=flip)

@@ -34,12 +34,13 @@ def test_content_decides_and_not_the_name(tmp_path):
     np.testing.assert_array_equal(picture(tmp_path / "a.jpg"), gradient())
 
 
+@pytest.mark.parametrize("kind", ["png", "tiff", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation, tmp_path):
+def test_exif_orientation_is_applied(orientation, kind, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(gradient())
-    image.save(tmp_path / "a.png", exif=exif)
+    image.save(tmp_path / f"a.{kind}", exif=exif, lossless=True)
     # by the definition of the tag: which way the stored rows and columns must be turned
     pixels = gradient()
     upright = {
@@ -52,7 +53,19 @@ def test_exif_orientation_is_applied(orientation, tmp_path):
         7: pixels[::-1, ::-1].transpose(1, 0, 2),
         8: np.rot90(pixels),
     }[orientation]
-    np.testing.assert_array_equal(picture(tmp_path / "a.png"), upright)
+    np.testing.assert_array_equal(picture(tmp_path / f"a.{kind}"), upright)
+
+
+@pytest.mark.parametrize(
+    "odd", [(0x0128, 5, 1, b"\0\0\0\0"), (0x0128, 9, 1, b"\xfb\xff\xff\xff"), (0x0100, 2, 4, b"abc\0")]
+)
+def test_an_odd_tag_beside_the_orientation_keeps_no_picture_out(odd, tmp_path):
+    """A resolution that is no number, say: Pillow reads such metadata and cannot write it again."""
+    tags = [(0x0112, 3, 1, b"\6\0\0\0"), odd]
+    entries = b"".join(struct.pack("<HHI4s", *tag) for tag in tags)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    Image.fromarray(gradient()).save(tmp_path / "a.png", exif=exif)
+    np.testing.assert_array_equal(picture(tmp_path / "a.png"), np.rot90(gradient(), -1))
 
 
 @pytest.mark.parametrize("mode", ["L", "1"])
@@ -103,6 +116,12 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
     assert picture(tmp_path / "a.png")[0, :, 0].tolist() == [0, 1, 4, 128, 255]
     Image.fromarray(values).save(tmp_path / "a.tif")
     assert picture(tmp_path / "a.tif")[0, :, 0].tolist() == [0, 1, 4, 128, 255]
+
+
+def test_a_transparent_level_of_16_bits_shows_white(tmp_path):
+    values = np.asarray([[0, 1000, 1001, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png", transparency=1000)
+    assert picture(tmp_path / "a.png")[0, :, 0].tolist() == [0, 255, 4, 255]
 
 
 def test_an_animation_is_its_first_frame(tmp_path):
@@ -197,7 +216,7 @@ def test_what_dds_raises_names_the_picture(tmp_path):
 @pytest.mark.parametrize("error", [ZeroDivisionError(), AssertionError("why"), AttributeError("x"), RecursionError()])
 def test_whatever_a_decoder_raises_names_the_picture(error, tmp_path, monkeypatch):
     Image.fromarray(gradient()).save(tmp_path / "a.png")
-    monkeypatch.setattr(ImageOps, "exif_transpose", failing(error))
+    monkeypatch.setattr(Image.Image, "getexif", failing(error))
     with pytest.raises(PictureError, match=rf"a.png: truncated or corrupt \({str(error) or type(error).__name__}\)"):
         picture(tmp_path / "a.png")
 
@@ -205,7 +224,7 @@ def test_whatever_a_decoder_raises_names_the_picture(error, tmp_path, monkeypatc
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit()])
 def test_what_is_not_about_the_picture_goes_through(error, tmp_path, monkeypatch):
     Image.fromarray(gradient()).save(tmp_path / "a.png")
-    monkeypatch.setattr(ImageOps, "exif_transpose", failing(error))
+    monkeypatch.setattr(Image.Image, "getexif", failing(error))
     with pytest.raises(type(error)):
         picture(tmp_path / "a.png")
 

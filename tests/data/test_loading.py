@@ -182,13 +182,15 @@ def test_training_takes_the_next_batch_in_place_of_one_that_cannot_be_read(packe
         records.path(int(i)).write_bytes(b"x")
     sampler = MPerClass(records.labels, 3, 3, 4)
     batches = training_batches(records, sampler, CROP, pictures_of(records, packed), workers=1, on_error="skip")
-    found = []
+    found, images = [], []
     for number, batch in enumerate(batches, start=1):
         found.append(batch.indices.tolist())
+        images.append(batch.images)
         assert sampler.position == number
         assert batch.labels.tolist() == records.labels[batch.indices.numpy()].tolist()
         assert len(batch.images) == 3
     assert found == [whole[0].tolist(), whole[2].tolist(), whole[2].tolist(), whole[3].tolist()]
+    assert not torch.equal(images[1], images[2])  # the same pictures, cropped for another step
     assert set(batches.skipped) == {records.paths[i] for i in whole[1]}
 
 

@@ -294,6 +294,8 @@ def test_boxes_in_four_columns(tmp_path):
         ("path,label,box\na.jpg,x,1 2 3 4\na.jpg,y,1 2 3 4\n", "rows 1 and 2 both name a.jpg#1,2,3,4; list each"),
         ('path,label,box\na.jpg,x,1 2 3 4\n"a.jpg#1,2,3,4",y,\n', "rows 1 and 2 both name a.jpg#1,2,3,4; list each"),
         ("path,label\na.jpg,x\nb.jpg,x\n./a.jpg,y\n", "rows 1 and 3 both name a.jpg; list each picture once"),
+        ("path,label\na.jpg,x\ns/../a.jpg,y\n", "rows 1 and 2 both name s/../a.jpg; list each picture once"),
+        ("path,label,Label \na.jpg,x,y\n", r"has two columns 'label' \(capitals do not count\); give each a name of"),
         ("path,label,box\na.jpg,x,1 2 3\n", "row 1: a box is left, top, right, bottom in pixels, got '1 2 3'"),
         ("path,label,box\na.jpg,x,5 5 2 9\n", "must have left < right"),
         ("path,label,left\na.jpg,x,5\n", "not all four"),
@@ -314,6 +316,26 @@ def test_a_table_that_is_no_text(tmp_path):
     (tmp_path / "t.csv").write_bytes("path,label\nß.jpg,x\n".encode("latin1"))
     with pytest.raises(ValueError, match=r"t.csv is not UTF-8 text .*; save it as CSV with UTF-8"):
         dataset("table", tmp_path / "t.csv")
+
+
+def test_a_whole_path_and_a_relative_one_are_one_picture(tmp_path):
+    (tmp_path / "t.csv").write_text(f"path,label\na.jpg,x\n{tmp_path}/a.jpg,y\n")
+    with pytest.raises(ValueError, match=rf"rows 1 and 2 both name {tmp_path}/a\.jpg; list each picture once"):
+        dataset("table", tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("second", ["label", "Label"])
+def test_two_columns_of_one_name_in_parquet(second, tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table([["a.jpg"], ["x"], ["y"]], ["path", "label", second])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t.parquet has two columns 'label'"):
+        dataset("table", tmp_path / "t.parquet")
+
+
+def test_bytes_of_parquet_are_text(tmp_path):
+    records = parquet_of(tmp_path, path=[b"a.jpg", "ü.jpg".encode()], label=[b"x", "ß".encode()])
+    assert (records.paths, records.class_names) == (("a.jpg", "ü.jpg"), ("x", "ß"))
 
 
 def test_a_missing_table(tmp_path):

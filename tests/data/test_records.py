@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,17 @@ def test_a_file_of_something_else_is_named(text, tmp_path):
 def test_the_fingerprint_follows_pictures_and_not_labels():
     assert records([0, 1]).fingerprint() == records([1, 0]).fingerprint()
     assert records([0, 1]).fingerprint() != records([0, 1, 1]).fingerprint()
+    assert dataclasses.replace(records([0, 1]), root=Path("elsewhere")).fingerprint() != records([0, 1]).fingerprint()
+
+
+def test_a_picture_without_a_label_is_no_class_of_one():
+    assert records([0, 0, 1, -1]).singletons().tolist() == [1]
+
+
+@pytest.mark.parametrize("crop", [False, True])
+def test_the_fingerprint_follows_the_boxes_that_pictures_are_cut_to(crop):
+    one, other = (records([0, 1], boxes=np.full((2, 4), edge), crop=crop).fingerprint() for edge in (1.0, 2.0))
+    assert (one != other) is crop
 
 
 def test_names_are_numbered_in_order_and_integers_as_numbers():

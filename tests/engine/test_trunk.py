@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from roadmap.config.settings import ModelSettings, SettingError, Settings
-from roadmap.data import evaluation_batches
+from roadmap.data import dataset, evaluation_batches, pack
 from roadmap.encoder import Encoder
 from roadmap.encoder.trunk import vector_pack
 from roadmap.encoder.vector_files import home
@@ -186,6 +186,26 @@ def test_a_picture_that_changed_and_a_damaged_file(pack: str, tmp_path: Path, un
     assert one.keys == two.keys
     different = {one.keys[i] for i in range(len(one)) if not np.array_equal(one.vectors[i], two.vectors[i])}
     assert different == {"train/c01/2.png"}
+
+
+def test_what_a_pack_held_is_not_taken_for_a_file_that_changed_since(tmp_path: Path, uncached: Path) -> None:
+    """A picture is replaced after its pack was opened: what is kept of the pack is not found for the new picture."""
+    root = tmp_path / "pictures"
+    write_classes(root, range(4))
+    records, encoder = dataset("folder", root), Encoder.open("small_cnn", device="cpu", dim=8)
+    settings = dataclasses.replace(encoder.model.settings, freeze_backbone=True)
+    assert isinstance(encoder.model, Retriever)
+    encoder.model.settings = settings
+    made = pack(records, encoder.side, workers=0, progress=False)
+    shutil.copy(records.path(9), records.path(2))
+    os.utime(records.path(2), (1, 1))
+    old, new = vector_pack(encoder, [records], made), vector_pack(encoder, [records])
+    assert [i for i in range(len(records)) if not np.array_equal(old.vectors[i], new.vectors[i])] == [2]
+    assert np.array_equal(vector_pack(encoder, [records], made).vectors, old.vectors)
+    fresh = pack(records, encoder.side, workers=0, progress=False)
+    before = set(uncached.iterdir())
+    assert np.array_equal(vector_pack(encoder, [records], fresh).vectors, new.vectors)
+    assert set(uncached.iterdir()) == before  # a pack of pixels has the vectors of its files
 
 
 def test_stopped_and_gone_on_with(pictures: Path, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def check(
 ) -> None:
     """Compare a dataset with its published counts and look at every file.
 
-    Exit code 0: usable. 1: counts differ, or files are missing or unreadable. 2: not found.
+    Exit code 0: usable. 1: counts differ, files are missing or unreadable, or there are too few classes to compare. 2:
+    not found.
     """
     from roadmap.data.checking import dataset_report
     from roadmap.data.datasets import SOURCES, explanation

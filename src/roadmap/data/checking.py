@@ -1,7 +1,8 @@
-"""Is this dataset what it should be? Counts, missing and unreadable files, singletons, leaks from train to test."""
+"""Is this dataset what it should be? Counts, classes, missing and unreadable files, leaks from train to test."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ _Chunk = tuple[tuple[str, Box | None], ...]
 
 @dataclass(frozen=True)
 class Report:
-    """What `dataset_report` found. Unusable: counts unlike the published ones, files missing or unreadable.
+    """What `dataset_report` found.
+
+    Unusable: counts unlike the published ones, files missing or unreadable, too few classes to compare.
 
     Attributes:
         name: of the dataset.
@@ -33,6 +36,7 @@ class Report:
         published: the same by the dataset's authors; empty for your own pictures.
         missing: paths without a file.
         unreadable: path -> why it cannot be decoded.
+        too_few: why there are too few classes to train with, or to search where none are for training; or empty.
         singletons: split -> names of classes with a single picture in the whole dataset.
         leaks: (training path, evaluation path) with the same content.
         notes: what the reader had to decide.
@@ -44,6 +48,7 @@ class Report:
     published: Counts
     missing: tuple[str, ...]
     unreadable: dict[str, str]
+    too_few: str
     singletons: dict[str, tuple[str, ...]]
     leaks: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
@@ -59,13 +64,14 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        return not (self.wrong_counts or self.missing or self.unreadable)
+        return not (self.wrong_counts or self.missing or self.unreadable or self.too_few)
 
     def lines(self) -> list[str]:
         """The report in words, the verdict last."""
         said = [f"{self.name}: {split}: {_words(count)}" for split, count in self.counts.items()]
         said += [f"note: {note}" for note in self.notes]
         said += [f"WRONG COUNT {wrong}" for wrong in self.wrong_counts]
+        said += [f"TOO FEW CLASSES: {self.too_few}"] if self.too_few else []
         said += _bullets("MISSING", list(self.missing))
         said += _bullets("UNREADABLE", [f"{path}: {reason}" for path, reason in self.unreadable.items()])
         for split, names in self.singletons.items():
@@ -122,6 +128,7 @@ def dataset_report(
         published,
         missing,
         unreadable,
+        "" if published or records.ground_truth else _too_few(records),
         _singletons(records),
         _leaks(records, [size for size, _ in stamps], drawn),
         records.notes,
@@ -137,6 +144,20 @@ def _counts(records: Records) -> Counts:
         else (len(part), 0)
         for split, part in parts.items()
     }
+
+
+def _too_few(records: Records) -> str:
+    """Why there are too few classes: two are to be told apart, and in training each has two pictures that belong
+    together."""
+    trains = records.splits is None or "train" in records.split_names()
+    part = records.split("train") if trains and records.splits is not None else records
+    _, sizes = np.unique(part.labels[part.labels != UNLABELLED], return_counts=True)
+    if trains and (count := int((sizes > 1).sum())) < 2:
+        return (
+            f"{'1 class has' if count else 'no class has'} two or more pictures to train with; training compares at "
+            "least two such classes, each in a folder (or with a label) of its own"
+        )
+    return "" if len(sizes) > 1 else "of one class, every answer to a search is right"
 
 
 def _singletons(records: Records) -> dict[str, tuple[str, ...]]:
@@ -166,8 +187,9 @@ def _leaks(records: Records, sizes: Sequence[int], drawn: Pack | None) -> tuple[
             continue
         by_content: dict[bytes, list[int]] = defaultdict(list)
         for i in rows:
-            raw = drawn.bytes_of(i).tobytes() if drawn else records.path(i).read_bytes()
-            by_content[hashlib.sha256(raw).digest()].append(i)
+            with contextlib.suppress(OSError):  # what cannot be read is the same as nothing
+                raw = drawn.bytes_of(i).tobytes() if drawn else records.path(i).read_bytes()
+                by_content[hashlib.sha256(raw).digest()].append(i)
         for same in by_content.values():
             pairs += [(i, j) for i in same for j in same if training[i] and not training[j]]
     return tuple((records.paths[i], records.paths[j]) for i, j in sorted(pairs))

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from roadmap.config.settings import DataSettings, HardwareSettings, Settings
 from roadmap.data import UNLABELLED, CentreCrop, Pack, Records, VectorPack, evaluation_batches
@@ -186,6 +187,8 @@ class Encoder:
             progress: show a bar; None: where a person watches and it takes long.
         """
         if not isinstance(pictures, Records):
+            if isinstance(pictures, (str, Path)):  # else its letters would be taken for paths
+                raise TypeError(f"pictures are given as a list, also of one: embed([{str(pictures)!r}])")
             images = [one for one in pictures if isinstance(one, Image.Image)]
             if images and len(images) == len(pictures):
                 return self._embed_images(images, progress)
@@ -193,23 +196,39 @@ class Encoder:
         on_error = on_error or self.on_error
         if not isinstance(pack, VectorPack):
             pack = known_vectors(self, pictures, pack, on_error) or pack
+        found = self.embeddings_by(self.model, pictures, pack, on_error, progress, self.flip)
+        origin = {"dataset": pictures.name, "root": str(pictures.root.resolve()), **found.about}
+        return dataclasses.replace(found, about=self.description() | origin)
+
+    def embeddings_by(
+        self,
+        model: nn.Module,
+        records: Records,
+        pack: Pack | VectorPack | None,
+        on_error: OnError,
+        progress: bool | None,
+        flip: bool = False,
+    ) -> Embeddings:
+        """What a model, or a part of one, makes of pictures that are read, cut and shared out as for this encoder.
+
+        Of their origin, `about` holds what was "skipped" alone.
+        """
         batches = evaluation_batches(
-            pictures,
+            records,
             self.crop,
             self.batch,
-            None if pack is None else pack.of(pictures),
+            None if pack is None else pack.of(records),
             self.device,
-            0 if len(pictures) <= self.batch else self.workers,  # one batch is not worth starting processes for
+            0 if len(records) <= self.batch else self.workers,  # one batch is not worth starting processes for
             on_error,
             side=self.side,
             ranks=self.ranks,
         )
         with repeatable(self.hardware):
             autocast = autocast_of(self.hardware, self.device)
-            found = embeddings_of(self.model, batches, autocast, progress, self.flip, self.ranks)
+            found = embeddings_of(model, batches, autocast, progress, flip, self.ranks)
         skipped = {name: why for part in self.ranks.from_all(batches.skipped) for name, why in part.items()}
-        origin = {"dataset": pictures.name, "root": str(pictures.root.resolve()), "skipped": skipped}
-        return dataclasses.replace(found, about=self.description() | origin)
+        return dataclasses.replace(found, about={"skipped": skipped})
 
     def _embed_images(self, images: Sequence[Image.Image], progress: bool | None) -> Embeddings:
         batches = image_batches(images, self.crop, self.side, self.batch, self.device)

@@ -80,19 +80,19 @@ def export(encoder: Encoder, path: str | Path, pictures: Pictures, *, int8: bool
         raise ValueError(f"{encoder.name} is an ONNX model already; export the model that it was made from")
     model = copy.deepcopy(encoder.model).to(CPU).float().eval()
     plain = dataclasses.replace(encoder, model=model, hardware=HardwareSettings(precision="32"), device=CPU, flip=False)
-    with _seen(model, CALIBRATION) as inputs:
+    with _network_inputs(model, CALIBRATION) as inputs:
         before = plain.embed(pictures, on_error="skip")
     facts = _facts(plain)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         graph = _graph(model, plain.crop.size)
         if int8:
-            graph = _quantised(graph, torch.cat(inputs))
+            graph = _int8_graph(graph, torch.cat(inputs))
             own = hashlib.sha256(graph).hexdigest()
             facts = dataclasses.replace(facts, precision="int8", digest=own)
         _write(graph, facts, Path(temporary))
         after = dataclasses.replace(plain, model=OnnxModel(Path(temporary))).embed(pictures, on_error="skip")
-        return _compared(path, before, after, int8)
+        return _agreement(path, before, after, int8)
 
 
 def _facts(encoder: Encoder) -> OnnxFacts:
@@ -113,7 +113,7 @@ def _facts(encoder: Encoder) -> OnnxFacts:
 
 
 @contextlib.contextmanager
-def _seen(model: nn.Module, most: int) -> Iterator[list[Tensor]]:
+def _network_inputs(model: nn.Module, most: int) -> Iterator[list[Tensor]]:
     """The first `most` pictures that go into a model."""
     inputs: list[Tensor] = []
 
@@ -177,7 +177,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _quantised(graph: bytes, images: Tensor) -> bytes:
+def _int8_graph(graph: bytes, images: Tensor) -> bytes:
     quantisation: Any = importlib.import_module("onnxruntime.quantization")
     onnx: Any = importlib.import_module("onnx")
     with tempfile.TemporaryDirectory() as folder, _quiet():
@@ -219,10 +219,10 @@ def _write(graph: bytes, facts: OnnxFacts, path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def _compared(path: Path, before: Embeddings, after: Embeddings, int8: bool) -> Exported:
+def _agreement(path: Path, before: Embeddings, after: Embeddings, int8: bool) -> Exported:
     cosines = (before.vectors * after.vectors).sum(1)
     difference = float((before.vectors - after.vectors).abs().max())
-    if int8 and float(cosines.median()) < LEAST:
+    if int8 and not float(cosines.median()) >= LEAST:
         raise ValueError(
             f"in int8 the vectors are no longer those of the model: half of {len(cosines):,} pictures have a cosine "
             f"below {float(cosines.median()):.3f} with them; export without int8"

@@ -93,7 +93,9 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
     hardware = HardwareSettings() if settings is None else settings.hardware
     device = _device(wanted.device, hardware.device)  # before the weights are read: it may not be there
     model, about = load_checkpoint(path)
-    crop = _crop(model, None if settings is None else settings.data, about, wanted)
+    data = None if settings is None else settings.data
+    own, crop = (_crop(model, data, about, asked) for asked in (Wanted(), wanted))
+    side = about.get("side", needed_side(SIDE, own.resize)) if data is None else data.side
     own_batch = BATCH if settings is None else batch_of(settings)
     if wanted.precision is not None:
         hardware = dataclasses.replace(hardware, precision=wanted.precision)
@@ -104,8 +106,8 @@ def _of_checkpoint(path: Path, wanted: Wanted) -> Encoder:
         device,
         name=path.stem if folder is None else folder.name,
         batch=wanted.batch or own_batch,
-        side=about.get("side", needed_side(SIDE, crop.resize)) if settings is None else settings.data.side,
-        workers=None if settings is None else settings.data.workers,
+        side=needed_side(side, crop.resize) if crop.resize > own.resize else side,
+        workers=None if data is None else data.workers,
         weights=f"{path}{f' (epoch {epoch})' if (epoch := about.get('epoch')) is not None else ''}",
         checkpoint=path,
         about=about,

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from roadmap.data import Pack, Records, VectorPack, evaluation_batches, picture_key
-from roadmap.data.pictures.contents import index_name
+from roadmap.data import Pack, Records, VectorPack, picture_key
+from roadmap.data.pictures.contents import SOURCE_MTIME, SOURCE_SIZE, index_name
 from roadmap.data.pictures.packs import source_stamp
 from roadmap.data.pictures.shards import OnError
 from roadmap.data.pictures.vectors import NONE
 from roadmap.embeddings import Embeddings
 from roadmap.encoder.vector_files import home, keep_vectors, kept_vectors
-from roadmap.encoder.vectors import embeddings_of
-from roadmap.hardware import autocast_of, repeatable
 from roadmap.models import Retriever
 from roadmap.models.checkpoints import weights_digest
 
@@ -104,7 +102,9 @@ def _vectors(
     known = _kept_vectors(encoder, records, digest, on_error)
     if known is not None:
         return known
-    found = _computed_vectors(encoder, records, pack, on_error, progress)
+    assert isinstance(encoder.model, Retriever)
+    whole = encoder.embeddings_by(Trunk(encoder.model), records, pack, on_error, progress)
+    found = Embeddings(whole.vectors, whole.labels, whole.ids, about=whole.about)
     if encoder.ranks.first:
         keep_vectors(found, digest)
     return found
@@ -115,38 +115,17 @@ def _digest(encoder: Encoder, records: Records, pack: Pack | None) -> str:
     model, crop = encoder.model, encoder.crop
     assert isinstance(model, Retriever)
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith("projection.")}
-    # drawn pictures have no files of their own
-    lossy = None if pack is None or not pack.lossy else index_name(pack.of(records).index)
-    drawn = [] if pack is None or not pack.drawn else [pack.folder / "pack.json"]
     decided: dict[str, Any] = {name: getattr(model.settings, name) for name in DECIDING}
     decided |= {"crop": [crop.size, crop.resize, crop.squeeze, crop.mean, crop.std], "side": encoder.side}
     decided |= {"precision": encoder.precision, "device": encoder.device.type, "batch": encoder.batch}
-    decided |= {
-        "pictures": records.fingerprint(),
-        "sources": [source_stamp(path) for path in drawn or map(records.path, range(len(records)))],
-    }
-    if lossy is not None:
-        decided["lossy"] = lossy  # the checksums of its pictures are in it
+    decided["pictures"] = records.fingerprint()
+    if pack is None:
+        decided["sources"] = [source_stamp(records.path(i)) for i in range(len(records))]
+    elif pack.drawn:  # pictures that have no files of their own
+        decided["sources"] = [source_stamp(pack.folder / "pack.json")]
+    else:  # the files that it was made of: they may have changed since
+        index = pack.of(records).index
+        decided["sources"] = index[:, [SOURCE_SIZE, SOURCE_MTIME]].tolist()
+        if pack.lossy:
+            decided["lossy"] = index_name(index)  # the checksums of its pictures are in it
     return weights_digest(weights, decided)
-
-
-def _computed_vectors(
-    encoder: Encoder, records: Records, pack: Pack | None, on_error: OnError, progress: bool | None
-) -> Embeddings:
-    assert isinstance(encoder.model, Retriever)
-    batches = evaluation_batches(
-        records,
-        encoder.crop,
-        encoder.batch,
-        None if pack is None else pack.of(records),
-        encoder.device,
-        0 if len(records) <= encoder.batch else encoder.workers,
-        on_error,
-        side=encoder.side,
-        ranks=encoder.ranks,
-    )
-    with repeatable(encoder.hardware):
-        autocast = autocast_of(encoder.hardware, encoder.device)
-        found = embeddings_of(Trunk(encoder.model), batches, autocast, progress, ranks=encoder.ranks)
-    skipped = {name: why for part in encoder.ranks.from_all(batches.skipped) for name, why in part.items()}
-    return Embeddings(found.vectors, found.labels, found.ids, about={"skipped": skipped})

@@ -17,7 +17,7 @@ from roadmap.data.trees import WHO_HAS_ONE, merged_trees
 from roadmap.embeddings import Embeddings
 
 
-def aligned(queries: Embeddings, gallery: Embeddings) -> tuple[Embeddings, Embeddings]:
+def comparable_pair(queries: Embeddings, gallery: Embeddings) -> tuple[Embeddings, Embeddings]:
     """Both with the same numbers for the same classes, by name where they have names.
 
     Raises:

@@ -60,14 +60,13 @@ def _tag_measures(search: Search, **options: Any) -> Measures:
 
 
 def _measures(search: Search, queries: Tensor, gallery: Tensor, **options: Any) -> Measures:
-    alone = search.alone and not search.apart
     found: Measures = graded_metrics(
         search.queries.vectors,
         queries,
-        None if alone else search.gallery.vectors,
-        None if alone else gallery,
+        None if search.one_set else search.gallery.vectors,
+        None if search.one_set else gallery,
         LEVEL_KS,
-        query_index=None if alone else search.own,
+        query_index=None if search.one_set else search.own,
         per_query=True,
         **options,
     )

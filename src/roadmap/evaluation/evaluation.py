@@ -7,13 +7,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roadmap.atomic import whole_file
+from roadmap.atomic import NPZ_DAMAGE, whole_file
 from roadmap.data import UNLABELLED
 
 FORMAT, VERSION = "roadmap-evaluation", 1
@@ -103,7 +102,7 @@ class Evaluation:
             text = json.loads(arrays.pop("text").numpy().tobytes())
             if text["format"] != FORMAT or text["version"] > VERSION:
                 raise ValueError(f"format {text['format']!r} {text['version']}, this version reads up to {VERSION}")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile) as error:
+        except (*NPZ_DAMAGE, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no evaluation that could be read: {error}") from error
         ids = None if text["ids"] is None else tuple(text["ids"])
         others = ids if text["gallery_ids"] == "the same" else text["gallery_ids"]

@@ -37,7 +37,7 @@ def nearest_items(
     if count == 0:
         return places, scores
     height = max(1, CHUNK_BYTES // (queries.element_size() * len(gallery)))
-    for rows, width in _alike(right, len(queries), ties, queries.device):
+    for rows, width in _query_groups(right, len(queries), ties, queries.device):
         for some in torch.split(rows, height):
             labels = None if right is None else (right[0][some], right[1])
             impl = implementation(queries, width)
@@ -48,7 +48,7 @@ def nearest_items(
     return places, scores
 
 
-def _alike(
+def _query_groups(
     right: tuple[Tensor, Tensor] | None, queries: int, ties: Ties, device: torch.device
 ) -> list[tuple[Tensor, int]]:
     """Queries for which the metrics choose the same implementation, by their number of positives."""

@@ -252,7 +252,7 @@ def _measures(
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     vectors, labels = search.queries.vectors, search.classes[0]
     options: dict[str, Any] = {"ks": ks, "ties": ties, "memory": memory, "progress": progress}
-    if search.alone and not search.apart:
+    if search.one_set:
         return retrieval_metrics(vectors, labels, per_query=True, **options)
     return retrieval_metrics(
         vectors,
@@ -282,7 +282,7 @@ def _neighbours(
     if nearest == 0:
         return torch.empty(len(search.own), 0, dtype=torch.int64), torch.empty(len(search.own), 0)
     q = unit_vectors(search.queries.vectors, "queries")
-    g = q if search.alone and not search.apart else unit_vectors(search.gallery.vectors, "gallery")
+    g = q if search.one_set else unit_vectors(search.gallery.vectors, "gallery")
     dtype = torch.promote_types(q.dtype, g.dtype)
     places, scores = nearest_items(q.to(dtype), g.to(dtype), search.own.to(q.device), classes, nearest, ties)
     return places.cpu(), scores.cpu()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roadmap.config.settings import SettingError
 from roadmap.embeddings import Embeddings
-from roadmap.evaluation.alignment import aligned, classes_apart, differences, own_places
+from roadmap.evaluation.alignment import classes_apart, comparable_pair, differences, own_places
 from roadmap.metrics import GroundTruth
 from roadmap.refinement import Refinement
 
@@ -25,7 +25,6 @@ class Search:
         classes: of queries and gallery; who has no label is alone in a class.
         alone: the queries search one another.
         notes: what a person should hear.
-        apart: the vectors of queries and gallery differ although the queries search one another.
     """
 
     queries: Embeddings
@@ -34,7 +33,11 @@ class Search:
     classes: tuple[Tensor, Tensor]
     alone: bool
     notes: list[str]
-    apart: bool = False
+
+    @property
+    def one_set(self) -> bool:
+        """Whether the queries search one another by the same vectors: refined ones may differ on the two sides."""
+        return self.alone and self.queries.vectors is self.gallery.vectors
 
 
 def search_of(queries: Embeddings, gallery: Embeddings | None, truth: GroundTruth | None) -> Search:
@@ -45,7 +48,7 @@ def search_of(queries: Embeddings, gallery: Embeddings | None, truth: GroundTrut
             )
         labels = classes_apart(queries)
         return Search(queries, queries, torch.arange(len(queries)), (labels, labels), True, [])
-    queries, gallery = aligned(queries, gallery)
+    queries, gallery = comparable_pair(queries, gallery)
     notes = differences(queries, gallery)
     if truth is None:
         own, said = own_places(queries, gallery)
@@ -65,7 +68,6 @@ def search_after(search: Search, refinement: Refinement) -> Search:
         queries=dataclasses.replace(search.queries, vectors=queries),
         gallery=dataclasses.replace(search.gallery, vectors=gallery),
         notes=[*search.notes, refinement.words()],
-        apart=True,
     )
 
 

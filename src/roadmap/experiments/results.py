@@ -14,13 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
-from zlib import error as ZlibError
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roadmap.atomic import whole_file
+from roadmap.atomic import NPZ_DAMAGE, whole_file
 from roadmap.evaluation import Evaluation
 from roadmap.runs import Run
 from roadmap.runs.comparison import flat
@@ -206,7 +204,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, BadZipFile, ZlibError) as error:
+    except NPZ_DAMAGE as error:
         raise ValueError(
             f"{path} holds no values of queries that could be read: {error}. Was the file copied whole?"
         ) from error

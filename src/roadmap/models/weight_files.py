@@ -53,7 +53,7 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         content = _safetensors(path)
     elif path.suffix in PICKLES:
-        content = _unwrapped(_pickle(path), path)
+        content = _state_dict(_pickle(path), path)
     else:
         raise WeightsError(
             f"{path} must end in .safetensors, {', '.join(PICKLES)}, got {path.suffix or 'no ending'!r}; "
@@ -61,7 +61,8 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         )
     if not content:
         raise WeightsError(f"{path} holds no tensors")
-    return {name: value.float() if value.is_floating_point() else value for name, value in _bare(content).items()}
+    tensors = _without_prefixes(content).items()
+    return {name: value.float() if value.is_floating_point() else value for name, value in tensors}
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -95,7 +96,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     while isinstance(content, Mapping):
         wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None)
         if wrapper is None:
@@ -112,7 +113,7 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for prefix in PREFIXES:
         inside = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if inside and (prefix == "backbone." or len(inside) == len(tensors)):

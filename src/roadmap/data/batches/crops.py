@@ -111,12 +111,12 @@ class RandomCrop:
         return (top, height), (left, width)
 
     def _fallback(self, heights: Ints, widths: Ints) -> tuple[Ints, Ints]:
-        """After ten tries: the largest central crop within the range of ratios."""
+        """After ten tries: the largest central crop within the range of ratios; of a strip, a pixel at least."""
         shape = widths / heights
         narrow, broad = shape < self.ratio[0], shape > self.ratio[1]
         height = np.where(narrow, np.rint(widths / self.ratio[0]), heights).astype(np.int64)
         width = np.where(broad, np.rint(heights * self.ratio[1]), widths).astype(np.int64)
-        return height, width
+        return np.maximum(height, 1), np.maximum(width, 1)
 
     def _axis(self, start: Ints, length: Ints) -> Ints:
         return np.stack([start, length, np.full_like(start, self.size), np.zeros_like(start)], axis=1)

@@ -182,14 +182,14 @@ class Buffer:
 class Threaded:
     """The pack on the CPU: crops in threads, which share the memory map and cost no copies between processes."""
 
-    def __init__(self, pack: Pack, crop: Crop, threads: int | None = None, ahead: int = 2) -> None:
-        self.pack, self.crop, self.ahead = pack, crop, ahead
+    def __init__(self, pack: Pack, crop: Crop, threads: int | None = None) -> None:
+        self.pack, self.crop = pack, crop
         self.threads = threads or os.cpu_count() or 1
         pack.expect_random_reads()
 
     def __call__(self, orders: Iterator[Order]) -> Iterator[Delivery]:
         with ThreadPoolExecutor(self.threads) as pool:
-            yield from ahead_of_use(pool, self._delivery, orders, self.ahead + self.threads)
+            yield from ahead_of_use(pool, self._delivery, orders, self.threads + 2)
 
     def _delivery(self, asked: Order) -> Delivery:
         order, skipped = readable_part(asked, self.pack)

@@ -176,12 +176,20 @@ def training_batches(
             that a batch is never whole in memory. The crops are those of whole batches, to the bit.
     """
     crop = crop or RandomCrop()
-
     plan = _Plan(sampler, crop, seed, len(records))
     source = _source(records, crop, pictures, torch.device(device), workers, on_error, place, side)
-    skip, known = on_error == "skip", _known_failures(pictures)
-    found = plan.substitutes, known, chunk, torch.device(device)
-    return Batches(records, source, plan.orders, len(sampler), skip, sampler, *found)
+    return Batches(
+        records,
+        source,
+        plan.orders,
+        len(sampler),
+        on_error == "skip",
+        sampler,
+        plan.substitutes,
+        _known_failures(pictures),
+        chunk,
+        torch.device(device),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +244,6 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     crop = crop or CentreCrop()
-
     length = -(-len(records) // batch_size)
 
     def orders() -> Iterator[Order]:

@@ -170,10 +170,10 @@ def cpu_crop(image: NDArray[np.uint8], windows: Windows, place: int, size: int) 
         box = (before * across, above * down, (before + size) * across, (above + size) * down)
         seen = Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box)
         tensor = torch.from_numpy(np.array(seen)).permute(2, 0, 1)
-        return tensor.flip(2) if windows.flip[place] else tensor
-    tensor = torch.from_numpy(part).permute(2, 0, 1)
-    if (height, width) != (resized_height, resized_width):
-        tensor = resized_picture(tensor, resized_height, resized_width)
-    if (resized_height, resized_width) != (size, size):
-        tensor = tensor[:, above : above + size, before : before + size]
+    else:
+        tensor = torch.from_numpy(part).permute(2, 0, 1)
+        if (height, width) != (resized_height, resized_width):
+            tensor = resized_picture(tensor, resized_height, resized_width)
+        if (resized_height, resized_width) != (size, size):
+            tensor = tensor[:, above : above + size, before : before + size]
     return tensor.flip(2) if windows.flip[place] else tensor

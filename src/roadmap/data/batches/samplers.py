@@ -42,10 +42,10 @@ class _Shared(Sampler[list[int]]):
     def epoch_batches(self, epoch: int) -> Ints:
         """(batches, batch_size) picture indices of a whole epoch, for all ranks together."""
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, self._drawn(epoch)
+            self._epoch = epoch, self._order(epoch)
         return self._epoch[1]
 
-    def _drawn(self, epoch: int) -> Ints:
+    def _order(self, epoch: int) -> Ints:
         raise NotImplementedError
 
     @property
@@ -115,7 +115,7 @@ class MPerClass(_Shared):
             raise ValueError(f"batches must be at least 1, got {batches}")
         super().__init__(batch_size, batches or max(1, self._classes.count // batch_size), world_size, rank)
 
-    def _drawn(self, epoch: int) -> Ints:
+    def _order(self, epoch: int) -> Ints:
         visits = _balanced_visits(len(self._classes.labels), self._visits, self.batches, epoch, (self.seed, 0))
         pictures = self._classes.pictures_for(visits, self.per_class, epoch, (self.seed, 0))
         return pictures.reshape(self.batches, self.batch_size)
@@ -163,7 +163,7 @@ class CategoryPairs(_Shared):
         order = permutation(self.batches, self.seed, _PAIRS, epoch)
         return [self.pairs[i % len(self.pairs)] for i in order.tolist()]
 
-    def _drawn(self, epoch: int) -> Ints:
+    def _order(self, epoch: int) -> Ints:
         """The first half of a batch is of the pair's first category."""
         pairs = np.asarray(self.epoch_pairs(epoch))
         half = self.classes_per_category * self.per_class

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,10 @@ def _tags(cells: Sequence[Any]) -> Tags | None:
 
 def table_columns(path: Path) -> dict[str, Sequence[Any]]:
     """Every column of a CSV or Parquet file by its name in small letters; cells of a CSV are text."""
-    return _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
+    names, columns = _parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _csv(path)
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise ValueError(f"{path} has two columns {twice[0]!r} (capitals do not count); give each a name of its own")
+    return dict(zip(names, columns, strict=True))
 
 
 def _texts(path: Path, columns: Columns, name: str) -> list[str]:
@@ -111,6 +116,8 @@ def _texts(path: Path, columns: Columns, name: str) -> list[str]:
 def _text(cell: Any) -> str:
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))  # a column of integers becomes one of floats where a single number is missing
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "surrogateescape").strip()
     return "" if cell is None else str(cell).strip()
 
 
@@ -132,18 +139,20 @@ def _check_once(path: Path, records: Records) -> None:
     splits = [""] * len(records) if records.splits is None else records.splits.tolist()
     for row, split in enumerate(splits, start=1):
         key = picture_key(records, row - 1)
-        if (first := seen.setdefault((key, split), row)) != row:
+        whole = normpath(records.root / key)  # a/../b.jpg is b.jpg, and so may an absolute path be
+        if (first := seen.setdefault((whole, split), row)) != row:
             raise ValueError(f"{path}: rows {first} and {row} both name {key}; list each picture once")
 
 
-def _csv(path: Path) -> dict[str, Sequence[Any]]:
+def _csv(path: Path) -> tuple[list[str], list[Sequence[Any]]]:
+    """Names and cells of the columns."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}); save it as CSV with UTF-8") from error
     first = text.lstrip().partition("\n")[0].lower()
     # the one that separates the columns we need; a comma where that cannot be said
-    named = {s: {_bare(name) for name in first.split(s)} for s in SEPARATORS}
+    named = {s: {_plain_name(name) for name in first.split(s)} for s in SEPARATORS}
     separator = next((s for wanted in (NEEDED, NEEDED[:1]) for s in SEPARATORS if set(wanted) <= named[s]), ",")
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
@@ -152,23 +161,24 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
     if not any(lines):
         raise ValueError(f"{path} is empty; its first line must name the columns: path,label,...")
     (_, header), *rest = [(number, line) for number, line in enumerate(lines, start=1) if line]
-    names = [_bare(name.lower()) for name in header]
+    names = [_plain_name(name.lower()) for name in header]
     for number, line in rest:
         if len(line) != len(names):
             raise ValueError(f"{path}, line {number}: expected {len(names)} columns, got {len(line)}")
-    return {name: [line[i].strip() for _, line in rest] for i, name in enumerate(names)}
+    return names, [[line[i].strip() for _, line in rest] for i in range(len(names))]
 
 
-def _bare(name: str) -> str:
+def _plain_name(name: str) -> str:
     return name.strip().strip("\"'").strip()
 
 
-def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+def _parquet(path: Path) -> tuple[list[str], list[Sequence[Any]]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ImportError(f"reading {path} needs pyarrow: pip install 'roadmap-retrieval[data]'") from error
-    return {name.strip().lower(): values for name, values in parquet.read_table(path).to_pydict().items()}
+    table = parquet.ParquetFile(path).read()  # read_table looks for columns by name, and fails where two have one
+    return [name.strip().lower() for name in table.column_names], [column.to_pylist() for column in table.columns]
 
 
 def _boxes(path: Path, columns: Columns) -> Floats | None:

@@ -26,11 +26,12 @@ from roadmap.data.pictures.images import (
 QUALITY = 95  # of JPEG, with colour in full resolution: hardly to be seen, at a seventh of the decoded bytes
 SMALLER = 7  # times, about, than decoded
 _KEPT = ("JPEG", "PNG", "WEBP")  # formats that every Pillow reads
+_LONGEST = 65_500  # pixels of a side that JPEG can hold, as it is written here; longer ones, of thin strips, become PNG
 _LEAST = 2  # a file is kept where it is so many times smaller than its pixels
 
 
 def compressed_picture(path: Path | str, box: Box | None, side: int) -> tuple[bytes, tuple[int, int], bool]:
-    """The bytes of a picture as a compressed pack holds it, (height, width), and whether it was encoded again.
+    """The bytes of a picture as a compressed pack holds it, (height, width), and whether that lost anything.
 
     Raises:
         PictureError: as `upright`.
@@ -43,8 +44,9 @@ def compressed_picture(path: Path | str, box: Box | None, side: int) -> tuple[by
         if len(raw) * _LEAST <= whole.width * whole.height * 3 and _format(raw) in _KEPT:
             return raw, (small.height, small.width), False
     found = io.BytesIO()
-    small.save(found, "JPEG", quality=QUALITY, subsampling="4:4:4")
-    return found.getvalue(), (small.height, small.width), True
+    lossy = max(small.size) <= _LONGEST
+    small.save(found, "JPEG" if lossy else "PNG", quality=QUALITY, subsampling="4:4:4")
+    return found.getvalue(), (small.height, small.width), lossy
 
 
 def decoded_picture(raw: bytes, checksum: int, shape: tuple[int, int, int]) -> Pixels:

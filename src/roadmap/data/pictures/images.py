@@ -20,12 +20,22 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 MAX_PIXELS = 2**27  # 134 million: larger than any camera of these datasets, 400 MB once decoded
 HEIF_SUFFIXES = frozenset((".heic", ".heif", ".hif"))
 HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
+# How stored pixels are turned upright, by the number of the EXIF orientation.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 GIVEN = "the given picture"  # one that has no file
 
 Pixels = NDArray[np.uint8]
@@ -177,7 +187,9 @@ def reads_heif() -> bool:
 
 def upright_rgb(image: Image.Image, path: str = GIVEN) -> Image.Image:
     """An opened picture as the rest of the program sees it; `path` names it in errors."""
-    image = ImageOps.exif_transpose(image)
+    # ImageOps.exif_transpose writes the metadata again, and fails where a tag that has nothing to do with it is odd
+    if (turn := TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))) is not None:
+        image = image.transpose(turn)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
@@ -195,7 +207,9 @@ def _from_16_bit(path: str, image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65_535:
         raise PictureError(path, f"pixel values {values.min()}..{values.max()} do not fit 16 bits")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    levels = ((values + 128) // 257).astype(np.uint8)
+    levels[values == image.info.get("transparency", -1)] = 255
+    return Image.fromarray(levels).convert("RGB")
 
 
 def _cut(path: str, image: Image.Image, box: Box) -> Image.Image:

@@ -42,11 +42,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roadmap"
 
 
-def pack_folder(records: Records, side: int, cache: Path | None = None, compressed: bool = False) -> Path:
+def pack_folder(records: Records, side: int, compressed: bool = False) -> Path:
     """Where the pack of a dataset lies: the same for all its splits, another for every root and side."""
     root = hashlib.sha256(str(records.root.resolve()).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", records.name)
-    return (cache or cache_folder() / "packs") / f"{name}-{root}-{side}{'-compressed' if compressed else ''}"
+    return cache_folder() / "packs" / f"{name}-{root}-{side}{'-compressed' if compressed else ''}"
 
 
 def picture_key(records: Records, index: int) -> str:
