@@ -25,6 +25,7 @@ def test_the_mask_is_the_literal_loop(where: dict[str, Any]) -> None:
     for name, column in columns.items():
         column.extend(TABLE[name][25:])  # columns grow
     assert mask_of(condition, columns.__getitem__, ROWS).tolist() == expected
+    assert mask_of(condition, columns.__getitem__, 25).tolist() == expected[:25]  # while a search goes on
 
 
 MEANINGS: list[tuple[dict[str, Any], list[int]]] = [

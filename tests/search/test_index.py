@@ -240,7 +240,11 @@ def test_engines_can_be_exchanged(tmp_path: Path) -> None:
         assert index.manifest.engine == "faiss"
 
 
-def test_searching_while_another_thread_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [{"year": {"!=": 2020}}, {"kind of bird": {"!=": "owl"}}, {"year": {"!=": 2020}, "kind of bird": {"!=": "owl"}}],
+)
+def test_searching_while_another_thread_writes(tmp_path: Path, where: dict[str, Any]) -> None:
     with new_index(tmp_path / "i") as index:
         index.add(made(50), table(50))
         stop, wrong = threading.Event(), []
@@ -248,7 +252,7 @@ def test_searching_while_another_thread_writes(tmp_path: Path) -> None:
         def search() -> None:
             while not stop.is_set():
                 try:
-                    found = index.search(made(2).vectors, 7, {"year": {"!=": 2020}})
+                    found = index.search(made(2).vectors, 7, where)
                     assert all(5 <= len(ids) <= 7 for ids in found.ids)
                 except BaseException as error:
                     wrong.append(error)
@@ -258,7 +262,8 @@ def test_searching_while_another_thread_writes(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for round_ in range(25):
-            index.add(made(20, seed=round_, first=100 + 20 * round_), table(20))
+            names = [f"bird {round_} {i}" for i in range(20)]  # texts that were not there before
+            index.add(made(20, seed=round_, first=100 + 20 * round_), {**table(20), "kind of bird": names})
             index.remove([f"p{100 + 20 * round_ + i}.jpg" for i in range(0, 20, 3)])
         stop.set()
         for thread in threads:
