@@ -24,7 +24,7 @@ import torch
 
 from roadmap.atomic import whole_file
 from roadmap.search.columns import Mask
-from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results
+from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results, passing
 from roadmap.search.engines.exact import Gallery, exact_among
 from roadmap.search.engines.recall import Questions
 from roadmap.search.vectors import TILE, DamagedEngineError, Floats, Slots
@@ -78,7 +78,7 @@ class FaissEngine:
         if base is None:
             return tail.search(vectors, k, mask)
         if mask is not None:
-            allowed = np.asarray(live & mask[: len(live)])
+            allowed = passing(live, mask)
         found = base.search(vectors, k, allowed)
         if not len(tail.now.live):
             return found
@@ -171,7 +171,9 @@ class Base:
         if self.facts["kind"] == "ivfpq":
             return self._search_twice(queries, k, params)
         search = _search_alone if self.facts["kind"] == "flat" and len(queries) == 1 else _search
-        return self._slots(*search(self.index, queries, k, params))
+        scores, positions = search(self.index, queries, k, params)
+        scores[positions < 0] = -np.inf
+        return merged([(scores, self._slots(positions))], k)
 
     def _params(self, selector: Any, rarity: float) -> Any:
         if self.facts["kind"] == "flat":
@@ -181,27 +183,18 @@ class Base:
             return faiss.SearchParametersHNSW(sel=selector, efSearch=wider)
         return faiss.SearchParametersIVF(sel=selector, nprobe=min(wider, self.index.nlist))
 
-    def _slots(self, scores: Floats, positions: Slots) -> tuple[Floats, Slots]:
-        missing = positions < 0
-        if missing.any():
-            scores[missing] = -np.inf
-        elif self._dense:
-            return scores, positions
-        return scores, np.where(missing, NOTHING, self.slots[positions])
+    def _slots(self, positions: Slots) -> Slots:
+        return np.where(positions < 0, NOTHING, self.slots[positions])
 
     def _search_twice(self, queries: Floats, k: int, params: Any) -> tuple[Floats, Slots]:
         """Candidates by their codes; then the k best of them by their vectors, read from the index's file."""
         wanted = min(max(100, CANDIDATES * k), len(self.slots))
-        _, positions = _search(self.index, queries, wanted, params)
-        scores, slots = self._slots(np.zeros(positions.shape, np.float32), positions)
+        slots = self._slots(_search(self.index, queries, wanted, params)[1])
+        scores = np.full(slots.shape, -np.inf, np.float32)
         for row, query in enumerate(queries):
             near = slots[row] >= 0
             scores[row, near] = self.place.vectors.rows(slots[row, near]) @ query
-        order = np.lexsort((slots, -scores), axis=1)[:, :k]
-        best, found = no_results(len(queries), k)
-        best[:, : order.shape[1]] = np.take_along_axis(scores, order, 1)
-        found[:, : order.shape[1]] = np.take_along_axis(slots, order, 1)
-        return best, found
+        return merged([(scores, slots), no_results(len(queries), k)], k)
 
     def save(self) -> None:
         """Files named by their checksums, then the one that names them: at every moment a whole set is there."""
