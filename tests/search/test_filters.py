@@ -64,6 +64,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"year": 2020.0}, "column 'year' holds whole numbers"),
     ({"year": True}, "column 'year' holds whole numbers"),
     ({"year": 2**63}, "column 'year': 9223372036854775808 does not fit into 64 bits"),
+    ({"size": 10**400}, "column 'size': a number of 401 digits is too large"),
+    ({"size": {"in": [-(10**400)]}}, "column 'size': a number of 401 digits is too large"),
     ({"size": float("nan")}, "column 'size': nan is no number; use None for a missing value"),
     ({"seen": 1}, "column 'seen' holds true or false"),
     ({"label": 3}, "column 'label' holds text"),

@@ -64,6 +64,7 @@ FORMS: dict[str, tuple[dict[str, Any], int, str]] = {
     "boxes too few": ({"boxes": "[]"}, 422, "one [x, y, width, height] or null for each of 1"),
     "box of three": ({"boxes": "[[1, 2, 3]]"}, 422, "a box is [x, y, width, height]"),
     "box not a number": ({"boxes": "[[1, 2, NaN, 3]]"}, 422, "NaN is no number of JSON"),
+    "box beyond all numbers": ({"boxes": f"[[1, 2, {10**400}, 3]]"}, 422, "a box is [x, y, width, height]"),
     "box infinite": ({"boxes": "[[1, 2, 1e999, 3]]"}, 422, "a box is [x, y, width, height]"),
     "box empty": ({"boxes": "[[1, 2, 0, 3]]"}, 422, "at least 1 x 1; got 0 x 3"),
     "box outside": ({"boxes": "[[500, 500, 9, 9]]"}, 422, "lies outside the picture of 80 x 40"),
