@@ -16,6 +16,7 @@ from roadmap.cli.app import app
 from roadmap.encoder import Encoder
 from roadmap.refinement import Refinement
 from roadmap.search import Index, draw_results, encoder_of, filter_of_texts, index_pictures, pictures_of, refined_search
+from roadmap.search.gathering import kind_of
 
 LEVEL = {"owl": 40, "tit": 110, "jay": 190}
 TABLE = "path,year,place,seen,code\n" + "\n".join(
@@ -141,6 +142,23 @@ def test_a_table_with_boxes(root: Path, encoder: Encoder) -> None:
         assert "<b>query</b> <br>" in page  # its name is in the title
         assert "<small>owl/<wbr>0.<wbr>png#5,<wbr>5,<wbr>30,<wbr>30</small>" in page  # not broken within a word
         assert "<h1>an_<wbr>owl.<wbr>png in I</h1>" in page
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1", "-20", "", " 3 "], "integer"),
+        (["1", "2.5", "1e3"], "real"),
+        (["True", "false"], "boolean"),
+        (["007", "12"], "text"),
+        (["1_000", "2_5"], "text"),  # Python would read a number
+        (["1234567890123456789", "2"], "text"),  # as a real number it would lose its last digits
+        (["1.5", "12345678901234567890"], "text"),
+        (["", None], "text"),
+    ],
+)
+def test_the_kind_of_a_column_loses_nothing(cells: list[str | None], kind: str) -> None:
+    assert kind_of(cells) == kind
 
 
 def test_another_model_crop_precision_or_folder_is_refused(root: Path, encoder: Encoder) -> None:
