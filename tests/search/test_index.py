@@ -87,6 +87,8 @@ def test_removing_what_is_not_there(index: Index) -> None:
         index.remove(["p1.jpg", "nobody"])
     assert len(index) == 100
     assert index.remove(["p1.jpg", "nobody"], missing="ignore") == 1
+    assert index.remove(["p2.jpg\0more"], missing="ignore") == 0  # and not p2.jpg, where SQLite ends the name
+    assert len(index) == 99
     with pytest.raises(TypeError, match="ids must be a list of ids, got the text 'p2.jpg'"):
         index.remove("p2.jpg")
 

@@ -35,19 +35,19 @@ def query_picture(content: bytes | Path, box: Box | None, side: int | None, limi
     if isinstance(content, bytes) and not content:
         raise Refusal(422, f"{name} is empty: no byte was sent")
     try:
-        _check_format(content, limits.pixels, name)
+        formats = _checked_formats(content, limits.pixels, name)
         file = io.BytesIO(content) if isinstance(content, bytes) else content
-        image = upright(file, box, limits.pixels)
+        image = upright(file, box, limits.pixels, formats)
     except PictureError as error:
         raise Refusal(422, f"{name} cannot be searched by: {error.reason}") from error
     return image if side is None else thumbnail(image, side)
 
 
-def _check_format(content: bytes | Path, pixels: int, name: str) -> None:
-    """Before anything is decoded: one of the formats, and not too many pixels."""
+def _checked_formats(content: bytes | Path, pixels: int, name: str) -> tuple[str, ...]:
+    """The formats that are read; before anything is decoded, it is one of them and has not too many pixels."""
     reads_heif()  # makes it known to Pillow, where it is installed
     Image.init()
-    allowed = [one for one in FORMATS if one in Image.OPEN]
+    allowed = tuple(one for one in FORMATS if one in Image.OPEN)
     try:
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=allowed) as opened:
             width, height = opened.size
@@ -57,6 +57,7 @@ def _check_format(content: bytes | Path, pixels: int, name: str) -> None:
         raise Refusal(415, f"{name} is not a picture in one of the formats {', '.join(allowed)}") from error
     if width * height > pixels:
         raise Refusal(413, f"{name} has {width} x {height} pixels; at most {pixels:,} are allowed")
+    return allowed
 
 
 def picture_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | None]:
@@ -64,7 +65,7 @@ def picture_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | 
 
     Only rows of the index have one, only below the folder that was indexed; a link that leads out of it is refused.
     """
-    if id not in index.storage.rows.slots_of([id]):  # SQLite would end a name at a NUL
+    if id not in index.storage.rows.slots_of([id]):
         raise Refusal(404, f"{_quoted(id)} is not in the index")
     if root is None:
         raise Refusal(404, "the index does not say where its pictures lie; start the service with their folder")
@@ -95,8 +96,7 @@ def shown_picture(path: Path, box: Box | None, side: int, limits: Limits) -> tup
     """A picture for the page, its longest side at most `side`: a JPEG without the metadata of the original; and the
     width and height of the original."""
     try:
-        _check_format(path, limits.pixels, "the file")
-        image = upright(path, box, limits.pixels)
+        image = upright(path, box, limits.pixels, _checked_formats(path, limits.pixels, "the file"))
     except (PictureError, Refusal) as error:
         raise Refusal(404, f"the picture cannot be shown: {getattr(error, 'reason', error)}") from error
     size = image.size
