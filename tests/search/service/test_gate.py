@@ -56,7 +56,9 @@ def test_pages_of_other_sites_are_kept_out(tmp_path: Path) -> None:
         assert client.post(SEARCH, json=body, headers={"origin": address}).status_code == 200
         refused = client.post(SEARCH, json=body, headers={"origin": "http://evil.example"})
         assert (refused.status_code, "other sites" in refused.json()["error"]) == (403, True)
-        assert client.post(SEARCH, json=body, headers={"origin": "null"}).status_code == 403
+        for origin in ("null", "http://[evil", ""):
+            said = client.post(SEARCH, json=body, headers={"origin": origin})
+            assert (said.status_code, "other sites" in said.json()["error"]) == (403, True)
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 421
         assert client.get("/health", headers={"host": "search.example.org:8000"}).status_code == 200
         preflight = client.options(SEARCH, headers={"origin": address, "access-control-request-method": "POST"})
