@@ -131,6 +131,9 @@ def test_why_says_rank_score_and_filter(world: World) -> None:
     said = world.upload(encoded(image), k=1, expect="nobody").json()["answers"][0]
     assert said["expected"] == {"id": "nobody", "rank": None, "score": None, "among": 24, "passes": False}
     assert len(said["results"]) == 1
+    body = '{"queries": [{"id": "red/0.png"}], "expect": "\\ud800"}'
+    said = world.client.post("/api/indexes/birds/search", content=body, headers={"content-type": "application/json"})
+    assert said.json()["answers"][0]["expected"]["id"] == "\\ud800"  # what is no text is written out
 
 
 def test_what_is_served_is_told(world: World) -> None:

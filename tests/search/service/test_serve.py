@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -174,6 +175,17 @@ def test_one_model_serves_two_indexes_and_names_are_distinct(birds: Path) -> Non
     assert list(made.served) == ["birds", "birds-2"]
     assert first.encoder is second.encoder
     made.close()
+
+
+def test_an_index_under_a_name_that_is_not_utf_8_is_told_of(birds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9.index")
+    try:
+        shutil.copytree(birds, folder)
+    except OSError:
+        pytest.skip("this disk knows no such names")
+    made = opened_application([folder], "small_cnn", device="cpu")
+    with running(made) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        assert client.get("/api/indexes").json()["indexes"][0]["name"] == r"caf\udce9"
 
 
 def test_an_exported_model_serves_in_its_place(birds: Path, tmp_path: Path) -> None:
