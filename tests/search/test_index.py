@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -327,6 +328,32 @@ def test_a_damaged_engine_is_refused_by_name_and_made_again(tmp_path: Path, suff
         assert index.search(made(30).vectors[3], 1).ids == [["p3.jpg"]]
 
 
+@pytest.mark.parametrize("moment", ["_digest", "read_index"])
+def test_an_engine_that_is_made_anew_while_it_is_opened_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    if not installed("faiss"):
+        pytest.skip("the engine 'faiss' is not installed")
+    engine = importlib.import_module("roadmap.search.engines.faiss")
+    home = engine if moment == "_digest" else engine.faiss
+    plain = getattr(home, moment)
+    with new_index(tmp_path / "i", "faiss") as writer:
+        writer.add(made(30))
+        writer.build()
+
+        def late(*values: Any) -> Any:
+            monkeypatch.setattr(home, moment, plain)
+            writer.add(made(5, first=100))
+            writer.build()  # the files that the reader is about to read are gone
+            return plain(*values)
+
+        monkeypatch.setattr(home, moment, late)
+        with Index.open(tmp_path / "i") as reader:
+            assert getattr(home, moment) is plain
+            assert reader.search(made(30).vectors[3], 1).ids == [["p3.jpg"]]
+            assert reader.facts()["engine"]["built"] == 35
+
+
 def test_nothing_that_is_loaded_is_a_pickle(tmp_path: Path) -> None:
     if not installed("faiss"):
         pytest.skip("the engine 'faiss' is not installed")
@@ -356,6 +383,11 @@ def test_a_compact_copy_holds_the_same_and_no_more(tmp_path: Path, storage: str)
         index.remove([f"p{i}.jpg" for i in range(0, 30, 3)])
         index.add(made(5, seed=7), replace=True)
         held, files = index.search(made(30).vectors[4], 40), index.storage.rows.files()
+    with (
+        Index.open(tmp_path / "i", write=True),
+        pytest.raises(BlockingIOError, match="is being written by another process"),
+    ):
+        compact(tmp_path / "i", tmp_path / "c")  # what is written meanwhile would be lost
     facts = compact(tmp_path / "i", tmp_path / "c")
     assert (facts["vectors"], facts["removed"]) == (22, 0)
     with Index.open(tmp_path / "c", write=True) as copy:

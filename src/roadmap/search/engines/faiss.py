@@ -211,10 +211,20 @@ class Base:
     @classmethod
     def load(cls, place: Place) -> Base | None:
         record = place.folder / RECORD
-        if not record.is_file():
-            return None
+        while record.is_file():
+            said = record.read_text()
+            try:
+                return cls._named_by(said, place)
+            except (DamagedEngineError, OSError, RuntimeError):  # unless another process has just made a new one
+                if record.is_file() and record.read_text() == said:
+                    raise
+        return None
+
+    @classmethod
+    def _named_by(cls, said: str, place: Place) -> Base:
+        record = place.folder / RECORD
         try:
-            content = json.loads(record.read_text())
+            content = json.loads(said)
             files = {part: place.folder / name for part, name in content["files"].items()}
             count, facts = content["slot_count"], content["facts"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
