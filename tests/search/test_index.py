@@ -328,14 +328,14 @@ def test_a_damaged_engine_is_refused_by_name_and_made_again(tmp_path: Path, suff
         assert index.search(made(30).vectors[3], 1).ids == [["p3.jpg"]]
 
 
-@pytest.mark.parametrize("moment", ["_digest", "read_index"])
+@pytest.mark.parametrize("moment", ["file_digest", "read_index"])
 def test_an_engine_that_is_made_anew_while_it_is_opened_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     if not installed("faiss"):
         pytest.skip("the engine 'faiss' is not installed")
     engine = importlib.import_module("roadmap.search.engines.faiss")
-    home = engine if moment == "_digest" else engine.faiss
+    home = engine if moment == "file_digest" else engine.faiss
     plain = getattr(home, moment)
     with new_index(tmp_path / "i", "faiss") as writer:
         writer.add(made(30))

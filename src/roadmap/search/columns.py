@@ -43,8 +43,8 @@ class Column:
             found = [-1 if value is None else codes.setdefault(value, len(codes)) for value in values]
         else:
             found = [0 if value is None else value for value in values]
-        values, before = self._now
-        self._now = np.concatenate([values, np.array(found, values.dtype)]), np.concatenate([before, known])
+        held, which = self._now
+        self._now = np.concatenate([held, np.array(found, held.dtype)]), np.concatenate([which, known])
 
     def mask(self, test: Test, count: int) -> Mask:
         """Which of the first `count` slots pass the test."""

@@ -155,7 +155,9 @@ def test_what_cannot_be_served_is_told_in_a_line(birds: Path, tmp_path: Path) ->
     assert "choose another --port" in output
     assert said(birds, "--model", "small_cnn", "--host", "192.0.2.7").endswith("choose another --host\n")
     for key in ("", "schlüssel", " key"):
-        assert "the key must be of letters, digits and signs of ASCII" in said(birds, "--model", "small_cnn", "--key", key)
+        assert "the key must be of letters, digits and signs of ASCII" in said(
+            birds, "--model", "small_cnn", "--key", key
+        )
     assert "give one for all, or one for each" in said(birds, "--model", "a", "--model", "b")
     with Index.open(birds, write=True):
         assert "is being written by another process" in said(birds, "--write", "--model", "small_cnn")

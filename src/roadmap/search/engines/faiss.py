@@ -10,7 +10,6 @@ Options: kind ("auto", "flat", "hnsw", "ivfpq"), recall (0.97, of the 10 nearest
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -27,6 +26,7 @@ from roadmap.search.columns import Mask
 from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results, passing
 from roadmap.search.engines.exact import Gallery, exact_among
 from roadmap.search.engines.recall import Questions
+from roadmap.search.files import file_digest
 from roadmap.search.vectors import TILE, DamagedEngineError, Floats, Slots
 
 faiss: Any = importlib.import_module("faiss")  # its type hints miss what its own wrapper adds
@@ -230,7 +230,7 @@ class Base:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedEngineError(f"{record} is damaged: {error}; {AGAIN}") from error
         for path in files.values():
-            if not path.is_file() or _digest(path) != path.stem:
+            if not path.is_file() or file_digest(path) != path.stem:
                 raise DamagedEngineError(f"{path} is damaged: its checksum differs; {AGAIN}")
         slots = np.load(files["slots"], allow_pickle=False)
         return cls(place, faiss.read_index(str(files["index"]), faiss.IO_FLAG_MMAP_IFC), slots, count, facts)
@@ -280,14 +280,6 @@ def _written(folder: Path, suffix: str, write: Callable[[str], None]) -> str:
     write(str(temporary))
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
-    name = _digest(temporary) + suffix
+    name = file_digest(temporary) + suffix
     os.replace(temporary, folder / name)
     return name
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            found.update(piece)
-    return found.hexdigest()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
 from roadmap.data.pictures.images import Box, PictureError, reads_heif, thumbnail, upright
+from roadmap.search.files import row_file, shortened
 from roadmap.search.index import Index
 from roadmap.search.service.limits import Limits, Refusal
 
 # What strangers may send. Pillow reads more, by way of other programs too; those are not for strangers.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "HEIF")
-BOXED = re.compile(r"#(-?[\d.e+]+(?:,-?[\d.e+]+){3})$")  # a row that is a part of a picture: path#left,top,right,bottom
 GIVEN = "the picture"
 
 
@@ -66,20 +65,13 @@ def picture_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | 
     Only rows of the index have one, only below the folder that was indexed; a link that leads out of it is refused.
     """
     if id not in index.storage.rows.slots_of([id]):
-        raise Refusal(404, f"{_quoted(id)} is not in the index")
+        raise Refusal(404, f"{shortened(id)!r} is not in the index")
     if root is None:
         raise Refusal(404, "the index does not say where its pictures lie; start the service with their folder")
-    boxed = BOXED.search(id)
-    name = id[: boxed.start()] if boxed else id
-    home = root.resolve()
     try:
-        found = (home / name).resolve(strict=True)
-        if not found.is_relative_to(home) or not found.is_file():
-            raise Refusal(404, f"{_quoted(id)} has no picture in the folder that was indexed")
-        left, top, right, bottom = map(float, boxed[1].split(",")) if boxed else (0.0, 0.0, 0.0, 0.0)
-    except (OSError, ValueError, RuntimeError) as error:  # missing, a name no file can have, links in a ring
-        raise Refusal(404, f"the picture of {_quoted(id)} is not there any more") from error
-    return found, (left, top, right, bottom) if boxed else None
+        return row_file(root, id)
+    except FileNotFoundError as error:
+        raise Refusal(404, str(error)) from error
 
 
 def stamped_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | None, tuple[int, int]]:
@@ -88,7 +80,7 @@ def stamped_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | 
     try:
         status = path.stat()
     except OSError as error:
-        raise Refusal(404, f"the picture of {_quoted(id)} is not there any more") from error
+        raise Refusal(404, f"the picture of {shortened(id)!r} is not there any more") from error
     return path, box, (status.st_mtime_ns, status.st_size)
 
 
@@ -112,7 +104,3 @@ def box_within(outer: Box | None, inner: Box | None) -> Box | None:
         return outer or inner
     left, top = outer[0], outer[1]
     return left + inner[0], top + inner[1], min(outer[2], left + inner[2]), min(outer[3], top + inner[3])
-
-
-def _quoted(id: str) -> str:
-    return repr(id if len(id) <= 80 else id[:77] + "...")
