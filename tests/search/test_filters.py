@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from roadmap.search.columns import Column, mask_of
-from roadmap.search.filters import DEEPEST, filter_from, passes
+from roadmap.search.filters import DEEPEST, checked_value, filter_from, passes
 
 from .cases import ALL, filters, table
 
@@ -97,6 +97,10 @@ def test_a_filter_can_be_too_deep() -> None:
         where = {"not": where}
     with pytest.raises(ValueError, match=f"nested more than {DEEPEST} deep"):
         filter_from(where, ALL)
+
+
+def test_there_is_one_zero() -> None:
+    assert str(checked_value(-0.0, "real", "size")) == str(checked_value(0, "real", "size")) == "0.0"
 
 
 def test_scalars_of_numpy_are_values() -> None:

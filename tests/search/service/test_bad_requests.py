@@ -195,7 +195,7 @@ def test_shown_pictures_bring_nothing_of_the_original_but_its_pixels(world: Worl
     exif = Image.Exif()
     exif[0x010E] = "secret place"
     file = io.BytesIO()
-    drawn(COLOURS["red"]).save(file, "JPEG", exif=exif)
+    drawn(COLOURS["red"]).save(file, "JPEG", exif=exif, comment="secret name")
     (world.pictures / "red" / "0.png").write_bytes(file.getvalue())  # whatever its name says
     shown = world.client.get("/api/indexes/birds/picture", params={"id": "red/0.png", "side": 16})
     assert b"secret" not in shown.content

@@ -73,6 +73,8 @@ def test_rates_are_per_client_and_batches_count_whole(tmp_path: Path) -> None:
         assert refused.status_code == 429
         assert "4 at once" in refused.json()["error"]
         assert int(refused.headers["retry-after"]) >= 1
+        disguised = client.post(SEARCH, json=body, headers={"x-forwarded-for": "10.0.0.9"})
+        assert disguised.status_code == 429
         assert client.get("/api/indexes").status_code == 200  # looking costs nothing
 
 
@@ -97,6 +99,17 @@ def test_no_client_gets_more_than_its_rate(rate: float, burst: int, steps: list[
         assert taken in (before, before + count)
     assert all(wait >= 1 for wait in waits)
     rates.take("b", burst)  # another client is not held up
+
+
+def test_of_very_many_clients_those_are_forgotten_that_were_seen_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roadmap.search.service.gate.CLIENTS", 2)
+    rates = Rates(0.1, 1, lambda: 0.0)
+    for client in ("a", "b", "c"):
+        rates.take(client)
+    for client in ("b", "c"):
+        with pytest.raises(Refusal, match="too many queries"):
+            rates.take(client)
+    rates.take("a")
 
 
 @pytest.mark.parametrize("field", ["upload", "text", "pixels", "queue", "seconds", "burst", "rate"])
