@@ -83,6 +83,15 @@ def test_only_what_changed_is_embedded_and_the_rest_is_described(root: Path, enc
     assert (again.described, list(again.skipped)) == (0, ["tit/bad.png"])
 
 
+def test_an_engine_is_built_anew_where_every_picture_has_changed(root: Path, encoder: Encoder) -> None:
+    pytest.importorskip("faiss")
+    index_pictures(encoder, root / "P", root / "I", engine="faiss")
+    for i, path in enumerate(sorted((root / "P").rglob("*.png"))):
+        write_picture(path, 20 + 10 * i, 100 + i)
+    done = index_pictures(encoder, root / "P", root / "I")
+    assert (len(done.changes.changed), done.facts["engine"]["built"], done.facts["engine"]["unbuilt"]) == (12, 12, 0)
+
+
 def test_a_folder_of_nothing_but_damage(root: Path, encoder: Encoder) -> None:
     (root / "Q/a").mkdir(parents=True)
     (root / "Q/a/1.png").write_text("x")
@@ -304,6 +313,8 @@ def test_refined_search_is_what_evaluation_measures(root: Path, encoder: Encoder
         assert found.ids[0] == right
         part = refined_search(index, query, 4, refinement, offset=3)
         assert (part.ids[0], part.scores[0]) == (right[3:7], found.scores[0][3:7])
+        deeper = refined_search(index, query, 3, Refinement(expand=1), offset=4, pool=1)  # than its pool
+        assert len(deeper.ids[0]) == 3
         plain = refined_search(index, query, 5)
         assert plain == index.search(query, 5)
         ranked = refined_search(index, query, 12, Refinement(rerank=6))
