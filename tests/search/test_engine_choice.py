@@ -69,6 +69,23 @@ def test_a_server_that_does_not_answer_costs_no_index(tmp_path: Path) -> None:
     Index.create(tmp_path / "new", ABOUT, 16, engine="exact").close()  # there is room for it
 
 
+def test_an_engine_that_was_built_is_kept_where_another_cannot_be_opened(tmp_path: Path) -> None:
+    if not installed("faiss") or not installed("milvus"):
+        pytest.skip("the engines 'faiss' and 'milvus' are not installed")
+    with new_index(tmp_path / "i", "faiss") as index:
+        index.add(made(9), table(9))
+        index.build()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "i" / "engine").iterdir()}
+    with pytest.raises(ConnectionError):
+        Index.exchange_engine(tmp_path / "i", "milvus", {"uri": "http://127.0.0.1:9", "timeout": 1})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "i" / "engine").iterdir()} == before
+    Index.exchange_engine(tmp_path / "i", "exact").close()
+    assert sorted(path.name for path in (tmp_path / "i").iterdir()) == [
+        *("engine", "index.json", "lock", "rows.sqlite", "vectors.bin")
+    ]
+    assert list((tmp_path / "i" / "engine").iterdir()) == []
+
+
 def test_an_engine_that_is_lost_is_exchanged_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the server of an index is gone for good."""
     monkeypatch.chdir(tmp_path)

@@ -124,6 +124,28 @@ def test_pages_follow_each_other(filled: Filled) -> None:
     assert index.search(live.vectors[0], 10, offset=5000).ids == [[]]
 
 
+@pytest.mark.parametrize("where", [None, {"label": {"in": ["owl", "tit"]}}])
+@pytest.mark.parametrize("setup", [name for name, setup in SETUPS.items() if setup[3]], scope="module")
+def test_copies_of_a_picture_come_once_each_on_the_pages(
+    setup: str, tmp_path: Path, where: dict[str, Any] | None
+) -> None:
+    """In the order they came: 300 of 400 vectors are equal, and the pages end among them."""
+    if not installed(SETUPS[setup][0]):
+        pytest.skip(f"the engine {SETUPS[setup][0]!r} is not installed")
+    rows = made(400)
+    rows.vectors[50:350] = rows.vectors[50]
+    query = rows.vectors[50] + 0.1 * torch.randn(16)
+    with opened(setup, tmp_path / "i") as index:
+        index.add(rows)
+        index.build()
+        whole = [int(name[1:-4]) for name in index.search(query, 400, where).ids[0]]
+        shown = [index.search(query, 24, where, offset).ids[0] for offset in range(0, 408, 24)]
+    assert [int(name[1:-4]) for page in shown for name in page] == whole
+    allowed = [i for i in range(400) if where is None or i % 3 < 2]
+    assert sorted(whole) == allowed
+    assert [i for i in whole if 50 <= i < 350] == [i for i in allowed if 50 <= i < 350]
+
+
 def test_the_engine_counts_what_can_be_found(filled: Filled) -> None:
     _, index, live, _ = filled
     assert len(index.engine) == len(index) == len(live.ids or ())

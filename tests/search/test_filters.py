@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from roadmap.search.columns import Column, mask_of
-from roadmap.search.filters import DEEPEST, filter_from, passes
+from roadmap.search.filters import DEEPEST, checked_value, filter_from, passes
 
 from .cases import ALL, filters, table
 
@@ -25,6 +25,7 @@ def test_the_mask_is_the_literal_loop(where: dict[str, Any]) -> None:
     for name, column in columns.items():
         column.extend(TABLE[name][25:])  # columns grow
     assert mask_of(condition, columns.__getitem__, ROWS).tolist() == expected
+    assert mask_of(condition, columns.__getitem__, 25).tolist() == expected[:25]  # while a search goes on
 
 
 MEANINGS: list[tuple[dict[str, Any], list[int]]] = [
@@ -63,6 +64,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"year": 2020.0}, "column 'year' holds whole numbers"),
     ({"year": True}, "column 'year' holds whole numbers"),
     ({"year": 2**63}, "column 'year': 9223372036854775808 does not fit into 64 bits"),
+    ({"size": 10**400}, "column 'size': a number of 401 digits is too large"),
+    ({"size": {"in": [-(10**400)]}}, "column 'size': a number of 401 digits is too large"),
     ({"size": float("nan")}, "column 'size': nan is no number; use None for a missing value"),
     ({"seen": 1}, "column 'seen' holds true or false"),
     ({"label": 3}, "column 'label' holds text"),
@@ -94,6 +97,10 @@ def test_a_filter_can_be_too_deep() -> None:
         where = {"not": where}
     with pytest.raises(ValueError, match=f"nested more than {DEEPEST} deep"):
         filter_from(where, ALL)
+
+
+def test_there_is_one_zero() -> None:
+    assert str(checked_value(-0.0, "real", "size")) == str(checked_value(0, "real", "size")) == "0.0"
 
 
 def test_scalars_of_numpy_are_values() -> None:

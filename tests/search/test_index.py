@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -87,6 +88,8 @@ def test_removing_what_is_not_there(index: Index) -> None:
         index.remove(["p1.jpg", "nobody"])
     assert len(index) == 100
     assert index.remove(["p1.jpg", "nobody"], missing="ignore") == 1
+    assert index.remove(["p2.jpg\0more"], missing="ignore") == 0  # and not p2.jpg, where SQLite ends the name
+    assert len(index) == 99
     with pytest.raises(TypeError, match="ids must be a list of ids, got the text 'p2.jpg'"):
         index.remove("p2.jpg")
 
@@ -240,7 +243,11 @@ def test_engines_can_be_exchanged(tmp_path: Path) -> None:
         assert index.manifest.engine == "faiss"
 
 
-def test_searching_while_another_thread_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [{"year": {"!=": 2020}}, {"kind of bird": {"!=": "owl"}}, {"year": {"!=": 2020}, "kind of bird": {"!=": "owl"}}],
+)
+def test_searching_while_another_thread_writes(tmp_path: Path, where: dict[str, Any]) -> None:
     with new_index(tmp_path / "i") as index:
         index.add(made(50), table(50))
         stop, wrong = threading.Event(), []
@@ -248,7 +255,7 @@ def test_searching_while_another_thread_writes(tmp_path: Path) -> None:
         def search() -> None:
             while not stop.is_set():
                 try:
-                    found = index.search(made(2).vectors, 7, {"year": {"!=": 2020}})
+                    found = index.search(made(2).vectors, 7, where)
                     assert all(5 <= len(ids) <= 7 for ids in found.ids)
                 except BaseException as error:
                     wrong.append(error)
@@ -258,7 +265,8 @@ def test_searching_while_another_thread_writes(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for round_ in range(25):
-            index.add(made(20, seed=round_, first=100 + 20 * round_), table(20))
+            names = [f"bird {round_} {i}" for i in range(20)]  # texts that were not there before
+            index.add(made(20, seed=round_, first=100 + 20 * round_), {**table(20), "kind of bird": names})
             index.remove([f"p{100 + 20 * round_ + i}.jpg" for i in range(0, 20, 3)])
         stop.set()
         for thread in threads:
@@ -320,6 +328,32 @@ def test_a_damaged_engine_is_refused_by_name_and_made_again(tmp_path: Path, suff
         assert index.search(made(30).vectors[3], 1).ids == [["p3.jpg"]]
 
 
+@pytest.mark.parametrize("moment", ["file_digest", "read_index"])
+def test_an_engine_that_is_made_anew_while_it_is_opened_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    if not installed("faiss"):
+        pytest.skip("the engine 'faiss' is not installed")
+    engine = importlib.import_module("roadmap.search.engines.faiss")
+    home = engine if moment == "file_digest" else engine.faiss
+    plain = getattr(home, moment)
+    with new_index(tmp_path / "i", "faiss") as writer:
+        writer.add(made(30))
+        writer.build()
+
+        def late(*values: Any) -> Any:
+            monkeypatch.setattr(home, moment, plain)
+            writer.add(made(5, first=100))
+            writer.build()  # the files that the reader is about to read are gone
+            return plain(*values)
+
+        monkeypatch.setattr(home, moment, late)
+        with Index.open(tmp_path / "i") as reader:
+            assert getattr(home, moment) is plain
+            assert reader.search(made(30).vectors[3], 1).ids == [["p3.jpg"]]
+            assert reader.facts()["engine"]["built"] == 35
+
+
 def test_nothing_that_is_loaded_is_a_pickle(tmp_path: Path) -> None:
     if not installed("faiss"):
         pytest.skip("the engine 'faiss' is not installed")
@@ -349,6 +383,11 @@ def test_a_compact_copy_holds_the_same_and_no_more(tmp_path: Path, storage: str)
         index.remove([f"p{i}.jpg" for i in range(0, 30, 3)])
         index.add(made(5, seed=7), replace=True)
         held, files = index.search(made(30).vectors[4], 40), index.storage.rows.files()
+    with (
+        Index.open(tmp_path / "i", write=True),
+        pytest.raises(BlockingIOError, match="is being written by another process"),
+    ):
+        compact(tmp_path / "i", tmp_path / "c")  # what is written meanwhile would be lost
     facts = compact(tmp_path / "i", tmp_path / "c")
     assert (facts["vectors"], facts["removed"]) == (22, 0)
     with Index.open(tmp_path / "c", write=True) as copy:

@@ -16,6 +16,7 @@ from roadmap.cli.app import app
 from roadmap.encoder import Encoder
 from roadmap.refinement import Refinement
 from roadmap.search import Index, draw_results, encoder_of, filter_of_texts, index_pictures, pictures_of, refined_search
+from roadmap.search.gathering import kind_of
 
 LEVEL = {"owl": 40, "tit": 110, "jay": 190}
 TABLE = "path,year,place,seen,code\n" + "\n".join(
@@ -82,6 +83,15 @@ def test_only_what_changed_is_embedded_and_the_rest_is_described(root: Path, enc
     assert (again.described, list(again.skipped)) == (0, ["tit/bad.png"])
 
 
+def test_an_engine_is_built_anew_where_every_picture_has_changed(root: Path, encoder: Encoder) -> None:
+    pytest.importorskip("faiss")
+    index_pictures(encoder, root / "P", root / "I", engine="faiss")
+    for i, path in enumerate(sorted((root / "P").rglob("*.png"))):
+        write_picture(path, 20 + 10 * i, 100 + i)
+    done = index_pictures(encoder, root / "P", root / "I")
+    assert (len(done.changes.changed), done.facts["engine"]["built"], done.facts["engine"]["unbuilt"]) == (12, 12, 0)
+
+
 def test_a_folder_of_nothing_but_damage(root: Path, encoder: Encoder) -> None:
     (root / "Q/a").mkdir(parents=True)
     (root / "Q/a/1.png").write_text("x")
@@ -141,6 +151,23 @@ def test_a_table_with_boxes(root: Path, encoder: Encoder) -> None:
         assert "<b>query</b> <br>" in page  # its name is in the title
         assert "<small>owl/<wbr>0.<wbr>png#5,<wbr>5,<wbr>30,<wbr>30</small>" in page  # not broken within a word
         assert "<h1>an_<wbr>owl.<wbr>png in I</h1>" in page
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1", "-20", "", " 3 "], "integer"),
+        (["1", "2.5", "1e3"], "real"),
+        (["True", "false"], "boolean"),
+        (["007", "12"], "text"),
+        (["1_000", "2_5"], "text"),  # Python would read a number
+        (["1234567890123456789", "2"], "text"),  # as a real number it would lose its last digits
+        (["1.5", "12345678901234567890"], "text"),
+        (["", None], "text"),
+    ],
+)
+def test_the_kind_of_a_column_loses_nothing(cells: list[str | None], kind: str) -> None:
+    assert kind_of(cells) == kind
 
 
 def test_another_model_crop_precision_or_folder_is_refused(root: Path, encoder: Encoder) -> None:
@@ -286,6 +313,8 @@ def test_refined_search_is_what_evaluation_measures(root: Path, encoder: Encoder
         assert found.ids[0] == right
         part = refined_search(index, query, 4, refinement, offset=3)
         assert (part.ids[0], part.scores[0]) == (right[3:7], found.scores[0][3:7])
+        deeper = refined_search(index, query, 3, Refinement(expand=1), offset=4, pool=1)  # than its pool
+        assert len(deeper.ids[0]) == 3
         plain = refined_search(index, query, 5)
         assert plain == index.search(query, 5)
         ranked = refined_search(index, query, 12, Refinement(rerank=6))

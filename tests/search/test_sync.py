@@ -115,6 +115,9 @@ def test_a_picture_that_cannot_be_read_is_not_tried_again_until_it_changes(root:
         again = index.changes(listed(root))
         assert not again
         assert again.skipped == {"2.jpg": "cannot be decoded"}
+        os.utime(root / "2.jpg", ns=(3, 3))  # touched
+        assert list(index.sync(listed(root), Embedder(root, fail_after=0)).touched) == ["2.jpg"]
+        assert index.changes(listed(root)).skipped == {"2.jpg": "cannot be decoded"}
         (root / "2.jpg").write_text("mended one")
         (root / "7.jpg").write_text("bad now, and longer")  # it was good
         changes = index.sync(listed(root), Embedder(root))

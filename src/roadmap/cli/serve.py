@@ -67,7 +67,7 @@ def serve(
             models[0] if len(models) == 1 else models,
             host=host,
             port=port,
-            key=key or None,
+            key=key,
             hosts=allow_host or (),
             pictures=pictures,
             write=write,

@@ -22,17 +22,19 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Column:
-    """The values of one column in the order of the slots; None where missing. Grows at the end."""
+    """The values of one column in the order of the slots; None where missing. Grows at the end, while others read."""
 
     def __init__(self, kind: str, values: Iterable[Any] = ()) -> None:
         self.kind = kind
         self._codes: dict[str, int] = {}  # text: every distinct one has a number
-        self._values: NDArray[Any] = np.empty(0, np.int32 if kind == "text" else _TYPES[kind])
-        self._known: Mask = np.empty(0, np.bool_)
+        self._now: tuple[NDArray[Any], Mask] = (  # values, and which are known: changed in one step
+            np.empty(0, np.int32 if kind == "text" else _TYPES[kind]),
+            np.empty(0, np.bool_),
+        )
         self.extend(list(values))
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._now[0])
 
     def extend(self, values: Sequence[Any]) -> None:
         known = np.array([value is not None for value in values], np.bool_)
@@ -41,28 +43,29 @@ class Column:
             found = [-1 if value is None else codes.setdefault(value, len(codes)) for value in values]
         else:
             found = [0 if value is None else value for value in values]
-        self._values = np.concatenate([self._values, np.array(found, self._values.dtype)])
-        self._known = np.concatenate([self._known, known])
+        held, which = self._now
+        self._now = np.concatenate([held, np.array(found, held.dtype)]), np.concatenate([which, known])
 
-    def mask(self, test: Test) -> Mask:
-        """Which slots pass the test."""
+    def mask(self, test: Test, count: int) -> Mask:
+        """Which of the first `count` slots pass the test."""
+        values, known = (part[:count] for part in self._now)
         if self.kind == "text":
             # each distinct text is tested once; code -1, a missing one, takes the verdict at the end
-            verdicts = np.array([*map(test.holds, self._codes), test.holds(None)], np.bool_)
-            return np.asarray(verdicts[self._values])
+            verdicts = np.array([*map(test.holds, list(self._codes)), test.holds(None)], np.bool_)
+            return np.asarray(verdicts[values])
         if test.test == "in":
-            wanted = np.array([value for value in test.value if value is not None], self._values.dtype)
-            found = np.isin(self._values, wanted) & self._known
-            return np.asarray(found | ~self._known if None in test.value else found)
+            wanted = np.array([value for value in test.value if value is not None], values.dtype)
+            found = np.isin(values, wanted) & known
+            return np.asarray(found | ~known if None in test.value else found)
         if test.value is None:
-            return np.asarray(~self._known)
-        return np.asarray(_COMPARE[test.test](self._values, test.value) & self._known)
+            return np.asarray(~known)
+        return np.asarray(_COMPARE[test.test](values, test.value) & known)
 
 
 def mask_of(condition: Filter, column: Callable[[str], Column], count: int) -> Mask:
-    """Which of `count` slots pass; `column` gives a column by its name."""
+    """Which of the first `count` slots pass; `column` gives a column by its name, which may have grown beyond."""
     if isinstance(condition, Test):
-        return column(condition.column).mask(condition)
+        return column(condition.column).mask(condition, count)
     if isinstance(condition, Not):
         return ~mask_of(condition.part, column, count)
     joined = np.full(count, isinstance(condition, Every))

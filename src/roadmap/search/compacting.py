@@ -17,8 +17,9 @@ def compact(folder: str | Path, into: str | Path) -> dict[str, Any]:
     """Write what an index holds into a new folder, in the same order, and build its engine; the facts of the new one.
 
     Nothing is embedded again, and the old index is left as it is: put the new folder in its place when this is done.
+    Meanwhile nobody else can write to it, or what they wrote would be lost with it.
     """
-    with Index.open(folder) as old:
+    with Index.open(folder, write=True) as old:
         told, rows = old.manifest, old.storage.rows
         # a name was for one collection of a server; the copy takes one of its own
         options = {name: value for name, value in told.options.items() if name != "collection"}

@@ -15,6 +15,7 @@ from roadmap.atomic import whole_file
 from roadmap.data import PictureError
 from roadmap.data.pictures.images import upright
 from roadmap.names import breakable
+from roadmap.search.files import row_file
 from roadmap.search.index import Index
 from roadmap.search.results import Results
 
@@ -50,17 +51,9 @@ def picture_in(index: Index, row: Mapping[str, Any]) -> Image.Image | None:
     """The picture of a row, cut to its box; None where it is not in the index's folder or cannot be decoded."""
     if "root" not in index.manifest.about:
         return None
-    root = Path(index.manifest.about["root"]).resolve()
-    name, box = str(row["id"]), None
-    if row.get("path") and name.startswith(f"{row['path']}#"):
-        left, top, right, bottom = map(float, name[len(row["path"]) + 1 :].split(","))
-        name, box = row["path"], (left, top, right, bottom)
-    path = (root / name).resolve()
-    if not path.is_relative_to(root):
-        return None
     try:
-        return upright(path, box)
-    except PictureError:
+        return upright(*row_file(Path(index.manifest.about["root"]), row["id"]))
+    except (FileNotFoundError, PictureError):
         return None
 
 

@@ -13,6 +13,7 @@ that a row without a label passes {"label": {"!=": "cat"}}. Text is ordered by c
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 # Of what a stranger may send: deeper or longer than a person writes, shallow enough for every engine's parser.
 DEEPEST, MOST_TESTS, MOST_VALUES = 16, 200, 10_000
 LARGEST_INTEGER = (1 << 63) - 1
+LARGEST_REAL = int(sys.float_info.max)
 LONGEST_TEXT = 32_000  # bytes of UTF-8; Milvus keeps 65,535, and we keep two for each
 
 
@@ -116,6 +118,8 @@ def checked_value(value: Any, kind: str, column: str) -> Any:
             raise ValueError(f"column {column!r}: {value} does not fit into 64 bits")
         return value
     if kind == "real" and isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int) and abs(value) > LARGEST_REAL:
+            raise ValueError(f"column {column!r}: a number of {len(str(abs(value)))} digits is too large")
         if not math.isfinite(value):
             raise ValueError(f"column {column!r}: {value} is no number; use None for a missing value")
         return float(value) + 0.0  # one zero, not two

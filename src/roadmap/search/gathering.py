@@ -115,8 +115,8 @@ def _missing(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     text = str(value).strip()
-    # 007 is a name; so is "inf"
-    if isinstance(value, bool) or re.fullmatch(r"[+-]?0\d+", text):
+    # 007 is a name; so are "inf", 1_000, and a whole number that is too long to be kept exactly
+    if isinstance(value, bool) or "_" in text or (re.fullmatch(r"[+-]?\d+", text) and not WHOLE.fullmatch(text)):
         return False
     try:
         return math.isfinite(float(text))

@@ -114,14 +114,22 @@ class Index:
         chosen, told = engine_for(engine), dict(options or {})
         check_engine(chosen, told)
         storage = Storage.open(Path(folder), write=True, verify=True)
-        shutil.rmtree(storage.folder / "engine", ignore_errors=True)
+        own, aside = storage.folder / "engine", storage.folder / "engine.old"
+        shutil.rmtree(aside, ignore_errors=True)
+        if own.exists():
+            own.rename(aside)
         storage.manifest = replace(storage.manifest, engine=chosen, options=told)
-        exchanged = cls(storage)
+        exchanged: Index | None = None
         try:
+            exchanged = cls(storage)
             storage.manifest.save(storage.folder)
         except BaseException:
-            exchanged.close()
+            (exchanged or storage).close()
+            shutil.rmtree(own, ignore_errors=True)
+            if aside.exists():
+                aside.rename(own)
             raise
+        shutil.rmtree(aside, ignore_errors=True)
         return exchanged
 
     def add(

@@ -134,13 +134,13 @@ class Rows:
 
     def slots_of(self, ids: Sequence[str]) -> dict[str, int]:
         """id -> slot, of those ids that are there."""
-        return dict(
-            self._all(
-                "SELECT rows.id, slot FROM json_each(?) AS wanted JOIN rows ON rows.id = wanted.value"
-                " WHERE removed IS NULL",
-                json.dumps(list(ids)),
-            )
+        found = self._all(
+            "SELECT rows.id, slot FROM json_each(?) AS wanted JOIN rows ON rows.id = wanted.value"
+            " WHERE removed IS NULL",
+            json.dumps(list(ids)),
         )
+        asked = set(ids)  # SQLite ends a name at a NUL, and finds another
+        return {name: slot for name, slot in found if name in asked}
 
     def ids(self) -> list[str]:
         """All live ids in the order of their slots."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roadmap.search.files import file_digest
 from roadmap.search.metadata import Described
 from roadmap.search.rows import FileFacts
 
@@ -45,9 +45,7 @@ class Changes:
 def file_facts(path: Path) -> FileFacts:
     """Size, time of change and digest of a file. A file that changes while it is read looks changed next time."""
     status = path.stat()
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(path)
-    return FileFacts(status.st_size, status.st_mtime_ns, digest)
+    return FileFacts(status.st_size, status.st_mtime_ns, file_digest(path))
 
 
 def _facts_since(path: Path, before: FileFacts) -> FileFacts | None:
@@ -126,11 +124,3 @@ def _sync_part(index: Index, files: Mapping[str, Path], embed: Embed) -> dict[st
     # one that could be read when it was indexed, and cannot any more, has no vector to be found by
     index.add(embeddings, metadata, replace=True, remove=left_out, files=facts)
     return unread
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            found.update(piece)
-    return found.hexdigest()

@@ -64,6 +64,7 @@ FORMS: dict[str, tuple[dict[str, Any], int, str]] = {
     "boxes too few": ({"boxes": "[]"}, 422, "one [x, y, width, height] or null for each of 1"),
     "box of three": ({"boxes": "[[1, 2, 3]]"}, 422, "a box is [x, y, width, height]"),
     "box not a number": ({"boxes": "[[1, 2, NaN, 3]]"}, 422, "NaN is no number of JSON"),
+    "box beyond all numbers": ({"boxes": f"[[1, 2, {10**400}, 3]]"}, 422, "a box is [x, y, width, height]"),
     "box infinite": ({"boxes": "[[1, 2, 1e999, 3]]"}, 422, "a box is [x, y, width, height]"),
     "box empty": ({"boxes": "[[1, 2, 0, 3]]"}, 422, "at least 1 x 1; got 0 x 3"),
     "box outside": ({"boxes": "[[500, 500, 9, 9]]"}, 422, "lies outside the picture of 80 x 40"),
@@ -194,7 +195,7 @@ def test_shown_pictures_bring_nothing_of_the_original_but_its_pixels(world: Worl
     exif = Image.Exif()
     exif[0x010E] = "secret place"
     file = io.BytesIO()
-    drawn(COLOURS["red"]).save(file, "JPEG", exif=exif)
+    drawn(COLOURS["red"]).save(file, "JPEG", exif=exif, comment="secret name")
     (world.pictures / "red" / "0.png").write_bytes(file.getvalue())  # whatever its name says
     shown = world.client.get("/api/indexes/birds/picture", params={"id": "red/0.png", "side": 16})
     assert b"secret" not in shown.content

@@ -51,6 +51,24 @@ def test_rows_with_vectors_all_or_none(world: World) -> None:
     assert world.post("list", {"where": {"id": "a"}}).json()["count"] == 1
     done = world.client.delete("/api/indexes/birds/rows", params={"id": ["a", "b", "zz"], "missing": "ignore"})
     assert done.json() == {"changed": 2, "vectors": 24}
+    assert world.post("list", {"where": {"id": "a"}}).json() == {
+        "index": "birds",
+        "count": 0,
+        "results": [],
+        "more": False,
+    }
+    assert world.post("list", {}).json()["count"] == 24
+
+
+def test_labels_are_those_of_the_rows_that_are_there(world: World) -> None:
+    def labels() -> list[str]:
+        return list(world.client.get("/api/indexes").json()["indexes"][0]["labels"])
+
+    before = labels()
+    world.post("rows", rows("a", metadata={"label": ["new"]}))
+    assert labels() == sorted([*before, "new"])
+    world.client.delete("/api/indexes/birds/rows", params={"id": "a"})
+    assert labels() == before
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def test_pages_of_other_sites_are_kept_out(tmp_path: Path) -> None:
         assert client.post(SEARCH, json=body, headers={"origin": address}).status_code == 200
         refused = client.post(SEARCH, json=body, headers={"origin": "http://evil.example"})
         assert (refused.status_code, "other sites" in refused.json()["error"]) == (403, True)
-        assert client.post(SEARCH, json=body, headers={"origin": "null"}).status_code == 403
+        for origin in ("null", "http://[evil", ""):
+            said = client.post(SEARCH, json=body, headers={"origin": origin})
+            assert (said.status_code, "other sites" in said.json()["error"]) == (403, True)
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 421
         assert client.get("/health", headers={"host": "search.example.org:8000"}).status_code == 200
         preflight = client.options(SEARCH, headers={"origin": address, "access-control-request-method": "POST"})
@@ -71,6 +73,8 @@ def test_rates_are_per_client_and_batches_count_whole(tmp_path: Path) -> None:
         assert refused.status_code == 429
         assert "4 at once" in refused.json()["error"]
         assert int(refused.headers["retry-after"]) >= 1
+        disguised = client.post(SEARCH, json=body, headers={"x-forwarded-for": "10.0.0.9"})
+        assert disguised.status_code == 429
         assert client.get("/api/indexes").status_code == 200  # looking costs nothing
 
 
@@ -95,6 +99,17 @@ def test_no_client_gets_more_than_its_rate(rate: float, burst: int, steps: list[
         assert taken in (before, before + count)
     assert all(wait >= 1 for wait in waits)
     rates.take("b", burst)  # another client is not held up
+
+
+def test_of_very_many_clients_those_are_forgotten_that_were_seen_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roadmap.search.service.gate.CLIENTS", 2)
+    rates = Rates(0.1, 1, lambda: 0.0)
+    for client in ("a", "b", "c"):
+        rates.take(client)
+    for client in ("b", "c"):
+        with pytest.raises(Refusal, match="too many queries"):
+            rates.take(client)
+    rates.take("a")
 
 
 @pytest.mark.parametrize("field", ["upload", "text", "pixels", "queue", "seconds", "burst", "rate"])

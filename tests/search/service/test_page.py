@@ -216,6 +216,17 @@ def test_by_keyboard_alone(screen: Screen, files: Path) -> None:
     name = screen.found()[1]
     press("Enter")
     screen.expect_first(name)
+    press("Tab")  # what had the focus is gone; it is where the answers are
+    assert screen.page.evaluate("document.activeElement === document.querySelector('.card')")
+    screen.page.focus("#clear")
+    press("Enter")
+    assert screen.page.evaluate("document.activeElement.id") == "file"
+    screen.page.focus("#filter summary")
+    press("Enter")
+    screen.page.wait_for_selector(".condition")
+    screen.page.focus(".condition button")
+    press("Enter")
+    assert screen.page.evaluate("document.activeElement.id") == "addcondition"
 
 
 def test_filter_compare_and_why(screen: Screen, files: Path) -> None:
@@ -267,6 +278,10 @@ def test_errors_are_words(browser: Any, address: str, files: Path, tmp_path: Pat
     screen.shoot("error-light")
     screen.page.evaluate(DROP, [base64.b64encode(b"x").decode(), "text/plain"])
     problem.get_by_text("dropped is not a picture").wait_for()
+    screen.page.evaluate(
+        "window.dispatchEvent(new DragEvent('drop', { dataTransfer: new DataTransfer(), cancelable: true }))"
+    )
+    problem.get_by_text("That was no file. Save the picture, and drop the file.").wait_for()
     screen.upload(files / "green.png")
     screen.expect_first("green/")
     assert problem.is_hidden()
@@ -274,6 +289,13 @@ def test_errors_are_words(browser: Any, address: str, files: Path, tmp_path: Pat
     screen.page.fill(".condition input", "soon")
     screen.page.locator(".condition select").first.select_option("year")
     problem.get_by_text("holds whole numbers").wait_for()
+    screen.page.fill(".condition input", str(2**53 + 1))  # a browser would ask for another number
+    screen.page.click("h1")
+    problem.get_by_text("9007199254740993 has more digits than a browser can compare").wait_for()
+    screen.page.fill(".condition input", "3000")
+    screen.page.click("h1")
+    screen.page.locator("#status").get_by_text("Nothing was found.").wait_for()
+    assert screen.page.locator(".empty").inner_text() == "Nothing passes the filter."
     screen.page.route("**/api/**", lambda route: route.abort())
     screen.page.fill(".condition input", "2001")
     screen.page.click("h1")
@@ -289,8 +311,13 @@ def test_a_key_is_asked_for(browser: Any, files: Path, tmp_path: Path) -> None:
         context.set_default_timeout(1e3 * PATIENCE)
         page = context.new_page()
         page.goto(address)
-        for key in ("wrong", "geheim"):
+        page.wait_for_selector("#keydialog[open]")
+        page.keyboard.press("Escape")
+        page.locator("#problem").get_by_text("This service asks for a key. Load the page again to give one.").wait_for()
+        page.reload()
+        for key, wrong in (("wrong", False), ("geheim", True)):
             page.wait_for_selector("#keydialog[open]")
+            until(page, f"document.getElementById('wrongkey').hidden === {str(not wrong).lower()}")
             page.fill("#key", key)
             page.keyboard.press("Enter")
         page.wait_for_selector(".card img[src^=blob]")

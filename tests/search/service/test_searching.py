@@ -74,7 +74,7 @@ def test_by_id_vector_and_part_of_a_picture(world: World) -> None:
 
 def test_the_part_of_a_row_that_is_itself_a_part(world: World, tmp_path: Any) -> None:
     halves().save(world.pictures / "halves.png")
-    name = "halves.png#40,0,80,40"
+    name, left = "halves.png#40,0,80,40", "halves.png#0,0,40,40"
     vector = world.encoder.embed([halves().crop((40, 0, 80, 40))]).vectors
     model = world.index.manifest.about["model"]
     body = {"ids": [name], "vectors": vector.tolist(), "model": model, "metadata": {"label": ["part"]}}
@@ -88,8 +88,34 @@ def test_the_part_of_a_row_that_is_itself_a_part(world: World, tmp_path: Any) ->
         # the whole of the part, though the box goes further: blue is left out
         found = world.post("search", {"queries": [{"id": name, "box": [0, 0, 40, 40]}], "k": 2}).json()
         assert ids(found["answers"][0])[0] == name
+        # and red, where it goes on to the right
+        assert world.post("rows", {**body, "ids": [left], "vectors": (-vector).tolist()}).status_code == 200
+        found = world.post("search", {"queries": [{"id": left, "box": [0, 0, 900, 40]}], "k": 1}).json()
+        assert ids(found["answers"][0])[0].startswith("blue/")
+        assert found["answers"][0]["results"][0]["score"] > 0.9
+        other = world.client.get("/api/indexes/birds/picture", params={"id": left})
+        assert np.asarray(Image.open(io.BytesIO(other.content))).mean((0, 1))[2] > 200  # each part is shown as itself
     finally:
-        assert world.client.delete("/api/indexes/birds/rows", params={"id": name}).json()["changed"] == 1
+        gone = world.client.delete("/api/indexes/birds/rows", params={"id": [name, left], "missing": "ignore"})
+        assert gone.json()["changed"] == 2
+
+
+def test_a_picture_is_shown_as_it_is_now_and_few_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def colour(name: str) -> list[int]:
+        shown = world.client.get("/api/indexes/birds/picture", params={"id": name})
+        return [round(level / 50) for level in np.asarray(Image.open(io.BytesIO(shown.content))).mean((0, 1))]
+
+    path = world.pictures / "green" / "7.png"
+    before, content = colour("green/7.png"), path.read_bytes()
+    drawn(COLOURS["blue"]).save(path)
+    try:
+        assert colour("green/7.png") == colour("blue/0.png") != before
+        assert len(world.service._shown) >= 2
+        monkeypatch.setattr("roadmap.search.service.core.KEPT_PICTURES", 1500)
+        colour("red/0.png")
+        assert sum(len(kept) for kept, _ in world.service._shown.values()) <= 1500
+    finally:
+        path.write_bytes(content)
 
 
 def test_filters_and_pages_are_those_of_the_index(world: World) -> None:
@@ -131,6 +157,9 @@ def test_why_says_rank_score_and_filter(world: World) -> None:
     said = world.upload(encoded(image), k=1, expect="nobody").json()["answers"][0]
     assert said["expected"] == {"id": "nobody", "rank": None, "score": None, "among": 24, "passes": False}
     assert len(said["results"]) == 1
+    body = '{"queries": [{"id": "red/0.png"}], "expect": "\\ud800"}'
+    said = world.client.post("/api/indexes/birds/search", content=body, headers={"content-type": "application/json"})
+    assert said.json()["answers"][0]["expected"]["id"] == "\\ud800"  # what is no text is written out
 
 
 def test_what_is_served_is_told(world: World) -> None:

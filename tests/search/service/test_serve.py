@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -153,6 +154,10 @@ def test_what_cannot_be_served_is_told_in_a_line(birds: Path, tmp_path: Path) ->
     assert "cannot listen on 127.0.0.1" in output
     assert "choose another --port" in output
     assert said(birds, "--model", "small_cnn", "--host", "192.0.2.7").endswith("choose another --host\n")
+    for key in ("", "schlüssel", " key"):
+        assert "the key must be of letters, digits and signs of ASCII" in said(
+            birds, "--model", "small_cnn", "--key", key
+        )
     assert "give one for all, or one for each" in said(birds, "--model", "a", "--model", "b")
     with Index.open(birds, write=True):
         assert "is being written by another process" in said(birds, "--write", "--model", "small_cnn")
@@ -174,6 +179,17 @@ def test_one_model_serves_two_indexes_and_names_are_distinct(birds: Path) -> Non
     assert list(made.served) == ["birds", "birds-2"]
     assert first.encoder is second.encoder
     made.close()
+
+
+def test_an_index_under_a_name_that_is_not_utf_8_is_told_of(birds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9.index")
+    try:
+        shutil.copytree(birds, folder)
+    except OSError:
+        pytest.skip("this disk knows no such names")
+    made = opened_application([folder], "small_cnn", device="cpu")
+    with running(made) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        assert client.get("/api/indexes").json()["indexes"][0]["name"] == r"caf\udce9"
 
 
 def test_an_exported_model_serves_in_its_place(birds: Path, tmp_path: Path) -> None:

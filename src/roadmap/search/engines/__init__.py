@@ -125,6 +125,13 @@ def no_results(queries: int, k: int) -> tuple[Floats, Slots]:
     return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), NOTHING, np.int64)
 
 
+def passing(live: Mask, mask: Mask) -> Mask:
+    """Which rows are live and pass; those that came after the mask was made are not for its search."""
+    found, both = np.zeros(len(live), np.bool_), min(len(live), len(mask))
+    found[:both] = live[:both] & mask[:both]
+    return found
+
+
 def merged(parts: Sequence[tuple[Floats, Slots]], k: int) -> tuple[Floats, Slots]:
     """The k best of several results; of equal scores, the lower slot first."""
     scores = np.concatenate([scores for scores, _ in parts], axis=1)

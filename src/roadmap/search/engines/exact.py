@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roadmap.kernels.precision import full_float32
 from roadmap.search.columns import Mask
-from roadmap.search.engines import Mark, Place, Selection, merged, no_results
+from roadmap.search.engines import Mark, Place, Selection, merged, no_results, passing
 from roadmap.search.vectors import Floats, Slots, VectorFile
 
 # Where groups pay: a GPU makes scores faster than it can sort them.
@@ -149,8 +149,7 @@ class Snapshot:
         """(N,): the rows that may be found; None for all."""
         if mask is None:
             return None if self.live.all() else self.live
-        part = mask[self.start : self.start + len(self.live)]  # rows newer than the mask are not for this search
-        return np.append(self.live[: len(part)] & part, np.zeros(len(self.live) - len(part), np.bool_))
+        return passing(self.live, mask[self.start :])
 
     def _search_tiles(self, queries: Floats, k: int, allowed: Mask | None) -> tuple[Floats, Slots]:
         """Scores of a tile and their k best, tile by tile: on a processor this is all there is to do."""
@@ -162,8 +161,8 @@ class Snapshot:
                 scores = (rows @ asked[0])[None] if len(asked) == 1 else asked @ rows.T
             if allowed is not None:
                 scores[:, torch.from_numpy(~allowed[row : row + len(rows)])] = -torch.inf
-            best = scores.topk(min(k, len(rows)), dim=1)
-            parts.append((best.values.numpy(), best.indices.numpy() + row + self.start))
+            best, places = first_best(scores, min(k, len(rows)))
+            parts.append((best.numpy(), places.numpy() + row + self.start))
             row += len(rows)
         return merged(parts, k)
 
@@ -253,14 +252,23 @@ def _group_max(scores: Tensor, size: int) -> Tensor:
     return tops if rest.shape[1] == 0 else torch.cat([tops, rest.amax(1, keepdim=True)], dim=1)
 
 
+def first_best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and their places, in no order; of equal ones the first: else copies of a picture would
+    come twice, or not at all, when one page of results follows another."""
+    best, places = scores.topk(k, dim=1)
+    lowest = best.amin(1, keepdim=True)
+    more = ((scores == lowest).sum(1) > (best == lowest).sum(1)) & (lowest[:, 0] > -torch.inf)
+    for row in more.nonzero()[:, 0].tolist():
+        above = (scores[row] > lowest[row]).nonzero()[:, 0]
+        places[row] = torch.cat([above, (scores[row] == lowest[row]).nonzero()[: k - len(above), 0]])
+    return scores.gather(1, places), places
+
+
 def exact_among(vectors: VectorFile, queries: Floats, k: int, slots: Slots) -> tuple[Floats, Slots]:
     """The k best of a few slots (rising), compared one by one."""
-    scores, found = no_results(len(queries), k)
+    nothing = no_results(len(queries), k)
     if len(slots) == 0:
-        return scores, found
+        return nothing
     rows = vectors.tile(int(slots[0]), int(slots[-1]) + 1)[slots - slots[0]].astype(np.float32, copy=False)
-    every = torch.from_numpy(queries @ rows.T)
-    best, places = every.topk(min(k, len(slots)), dim=1)
-    scores[:, : best.shape[1]] = best.numpy()
-    found[:, : best.shape[1]] = slots[places.numpy()]
-    return scores, found
+    best, places = first_best(torch.from_numpy(queries @ rows.T), min(k, len(slots)))
+    return merged([(best.numpy(), slots[places.numpy()]), nothing], k)

@@ -10,7 +10,6 @@ Options: kind ("auto", "flat", "hnsw", "ivfpq"), recall (0.97, of the 10 nearest
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -24,9 +23,10 @@ import torch
 
 from roadmap.atomic import whole_file
 from roadmap.search.columns import Mask
-from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results
+from roadmap.search.engines import NOTHING, Mark, Place, Selection, merged, no_results, passing
 from roadmap.search.engines.exact import Gallery, exact_among
 from roadmap.search.engines.recall import Questions
+from roadmap.search.files import file_digest
 from roadmap.search.vectors import TILE, DamagedEngineError, Floats, Slots
 
 faiss: Any = importlib.import_module("faiss")  # its type hints miss what its own wrapper adds
@@ -78,7 +78,7 @@ class FaissEngine:
         if base is None:
             return tail.search(vectors, k, mask)
         if mask is not None:
-            allowed = np.asarray(live & mask[: len(live)])
+            allowed = passing(live, mask)
         found = base.search(vectors, k, allowed)
         if not len(tail.now.live):
             return found
@@ -171,7 +171,9 @@ class Base:
         if self.facts["kind"] == "ivfpq":
             return self._search_twice(queries, k, params)
         search = _search_alone if self.facts["kind"] == "flat" and len(queries) == 1 else _search
-        return self._slots(*search(self.index, queries, k, params))
+        scores, positions = search(self.index, queries, k, params)
+        scores[positions < 0] = -np.inf
+        return merged([(scores, self._slots(positions))], k)
 
     def _params(self, selector: Any, rarity: float) -> Any:
         if self.facts["kind"] == "flat":
@@ -181,27 +183,18 @@ class Base:
             return faiss.SearchParametersHNSW(sel=selector, efSearch=wider)
         return faiss.SearchParametersIVF(sel=selector, nprobe=min(wider, self.index.nlist))
 
-    def _slots(self, scores: Floats, positions: Slots) -> tuple[Floats, Slots]:
-        missing = positions < 0
-        if missing.any():
-            scores[missing] = -np.inf
-        elif self._dense:
-            return scores, positions
-        return scores, np.where(missing, NOTHING, self.slots[positions])
+    def _slots(self, positions: Slots) -> Slots:
+        return np.where(positions < 0, NOTHING, self.slots[positions])
 
     def _search_twice(self, queries: Floats, k: int, params: Any) -> tuple[Floats, Slots]:
         """Candidates by their codes; then the k best of them by their vectors, read from the index's file."""
         wanted = min(max(100, CANDIDATES * k), len(self.slots))
-        _, positions = _search(self.index, queries, wanted, params)
-        scores, slots = self._slots(np.zeros(positions.shape, np.float32), positions)
+        slots = self._slots(_search(self.index, queries, wanted, params)[1])
+        scores = np.full(slots.shape, -np.inf, np.float32)
         for row, query in enumerate(queries):
             near = slots[row] >= 0
             scores[row, near] = self.place.vectors.rows(slots[row, near]) @ query
-        order = np.lexsort((slots, -scores), axis=1)[:, :k]
-        best, found = no_results(len(queries), k)
-        best[:, : order.shape[1]] = np.take_along_axis(scores, order, 1)
-        found[:, : order.shape[1]] = np.take_along_axis(slots, order, 1)
-        return best, found
+        return merged([(scores, slots), no_results(len(queries), k)], k)
 
     def save(self) -> None:
         """Files named by their checksums, then the one that names them: at every moment a whole set is there."""
@@ -218,16 +211,26 @@ class Base:
     @classmethod
     def load(cls, place: Place) -> Base | None:
         record = place.folder / RECORD
-        if not record.is_file():
-            return None
+        while record.is_file():
+            said = record.read_text()
+            try:
+                return cls._named_by(said, place)
+            except (DamagedEngineError, OSError, RuntimeError):  # unless another process has just made a new one
+                if record.is_file() and record.read_text() == said:
+                    raise
+        return None
+
+    @classmethod
+    def _named_by(cls, said: str, place: Place) -> Base:
+        record = place.folder / RECORD
         try:
-            content = json.loads(record.read_text())
+            content = json.loads(said)
             files = {part: place.folder / name for part, name in content["files"].items()}
             count, facts = content["slot_count"], content["facts"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedEngineError(f"{record} is damaged: {error}; {AGAIN}") from error
         for path in files.values():
-            if not path.is_file() or _digest(path) != path.stem:
+            if not path.is_file() or file_digest(path) != path.stem:
                 raise DamagedEngineError(f"{path} is damaged: its checksum differs; {AGAIN}")
         slots = np.load(files["slots"], allow_pickle=False)
         return cls(place, faiss.read_index(str(files["index"]), faiss.IO_FLAG_MMAP_IFC), slots, count, facts)
@@ -277,14 +280,6 @@ def _written(folder: Path, suffix: str, write: Callable[[str], None]) -> str:
     write(str(temporary))
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
-    name = _digest(temporary) + suffix
+    name = file_digest(temporary) + suffix
     os.replace(temporary, folder / name)
     return name
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            found.update(piece)
-    return found.hexdigest()

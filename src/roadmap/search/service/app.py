@@ -74,8 +74,10 @@ def application(
         hosts: names that the service goes by; None for any.
 
     Raises:
-        ValueError: an encoder is not of the model that made the vectors.
+        ValueError: an encoder is not of the model that made the vectors, or the key cannot be sent by every client.
     """
+    if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        raise ValueError("the key must be of letters, digits and signs of ASCII, with no blank at its ends")
     named = {indexes.folder.name or "index": indexes} if isinstance(indexes, Index) else dict(indexes)
     served = [_served(name, index, _one(encoder, name), _one(pictures, name)) for name, index in named.items()]
     limits, metrics = limits or Limits(), Metrics()

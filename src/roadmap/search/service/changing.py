@@ -74,7 +74,7 @@ async def remove_rows(
     index = asked.served.index
     with faults_of_the_request():
         removed = await to_thread.run_sync(lambda: index.remove(list(dict.fromkeys(id)), missing=missing))
-    return Changed(changed=removed, vectors=len(index))
+    return Changed(changed=removed, vectors=await to_thread.run_sync(len, index))
 
 
 async def _add(

@@ -132,7 +132,7 @@ class Gate:
         if self._hosts is not None and _hostname(host) not in self._hosts:
             raise Refusal(421, f"this service does not go by the name {host[:80]!r}; start it with that host allowed")
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _netloc(origin) != host.lower():
             raise Refusal(403, "requests from pages of other sites are not allowed")
         if self._key is not None and scope["path"] not in self._open:
             bearer = headers.get(b"authorization", "").partition(" ")
@@ -204,5 +204,12 @@ def _digest(key: str) -> bytes:
 def _hostname(host: str) -> str:
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
+    except ValueError:  # a bracket that is not closed, say
         return ""
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None

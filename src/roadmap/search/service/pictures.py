@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
 from roadmap.data.pictures.images import Box, PictureError, reads_heif, thumbnail, upright
+from roadmap.search.files import row_file, shortened
 from roadmap.search.index import Index
 from roadmap.search.service.limits import Limits, Refusal
 
 # What strangers may send. Pillow reads more, by way of other programs too; those are not for strangers.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "HEIF")
-BOXED = re.compile(r"#(-?[\d.e+]+(?:,-?[\d.e+]+){3})$")  # a row that is a part of a picture: path#left,top,right,bottom
 GIVEN = "the picture"
 
 
@@ -35,19 +34,19 @@ def query_picture(content: bytes | Path, box: Box | None, side: int | None, limi
     if isinstance(content, bytes) and not content:
         raise Refusal(422, f"{name} is empty: no byte was sent")
     try:
-        _check_format(content, limits.pixels, name)
+        formats = _checked_formats(content, limits.pixels, name)
         file = io.BytesIO(content) if isinstance(content, bytes) else content
-        image = upright(file, box, limits.pixels)
+        image = upright(file, box, limits.pixels, formats)
     except PictureError as error:
         raise Refusal(422, f"{name} cannot be searched by: {error.reason}") from error
     return image if side is None else thumbnail(image, side)
 
 
-def _check_format(content: bytes | Path, pixels: int, name: str) -> None:
-    """Before anything is decoded: one of the formats, and not too many pixels."""
+def _checked_formats(content: bytes | Path, pixels: int, name: str) -> tuple[str, ...]:
+    """The formats that are read; before anything is decoded, it is one of them and has not too many pixels."""
     reads_heif()  # makes it known to Pillow, where it is installed
     Image.init()
-    allowed = [one for one in FORMATS if one in Image.OPEN]
+    allowed = tuple(one for one in FORMATS if one in Image.OPEN)
     try:
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=allowed) as opened:
             width, height = opened.size
@@ -57,6 +56,7 @@ def _check_format(content: bytes | Path, pixels: int, name: str) -> None:
         raise Refusal(415, f"{name} is not a picture in one of the formats {', '.join(allowed)}") from error
     if width * height > pixels:
         raise Refusal(413, f"{name} has {width} x {height} pixels; at most {pixels:,} are allowed")
+    return allowed
 
 
 def picture_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | None]:
@@ -64,21 +64,14 @@ def picture_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | 
 
     Only rows of the index have one, only below the folder that was indexed; a link that leads out of it is refused.
     """
-    if id not in index.storage.rows.slots_of([id]):  # SQLite would end a name at a NUL
-        raise Refusal(404, f"{_quoted(id)} is not in the index")
+    if id not in index.storage.rows.slots_of([id]):
+        raise Refusal(404, f"{shortened(id)!r} is not in the index")
     if root is None:
         raise Refusal(404, "the index does not say where its pictures lie; start the service with their folder")
-    boxed = BOXED.search(id)
-    name = id[: boxed.start()] if boxed else id
-    home = root.resolve()
     try:
-        found = (home / name).resolve(strict=True)
-        if not found.is_relative_to(home) or not found.is_file():
-            raise Refusal(404, f"{_quoted(id)} has no picture in the folder that was indexed")
-        left, top, right, bottom = map(float, boxed[1].split(",")) if boxed else (0.0, 0.0, 0.0, 0.0)
-    except (OSError, ValueError, RuntimeError) as error:  # missing, a name no file can have, links in a ring
-        raise Refusal(404, f"the picture of {_quoted(id)} is not there any more") from error
-    return found, (left, top, right, bottom) if boxed else None
+        return row_file(root, id)
+    except FileNotFoundError as error:
+        raise Refusal(404, str(error)) from error
 
 
 def stamped_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | None, tuple[int, int]]:
@@ -87,7 +80,7 @@ def stamped_file(index: Index, id: str, root: Path | None) -> tuple[Path, Box | 
     try:
         status = path.stat()
     except OSError as error:
-        raise Refusal(404, f"the picture of {_quoted(id)} is not there any more") from error
+        raise Refusal(404, f"the picture of {shortened(id)!r} is not there any more") from error
     return path, box, (status.st_mtime_ns, status.st_size)
 
 
@@ -95,8 +88,7 @@ def shown_picture(path: Path, box: Box | None, side: int, limits: Limits) -> tup
     """A picture for the page, its longest side at most `side`: a JPEG without the metadata of the original; and the
     width and height of the original."""
     try:
-        _check_format(path, limits.pixels, "the file")
-        image = upright(path, box, limits.pixels)
+        image = upright(path, box, limits.pixels, _checked_formats(path, limits.pixels, "the file"))
     except (PictureError, Refusal) as error:
         raise Refusal(404, f"the picture cannot be shown: {getattr(error, 'reason', error)}") from error
     size = image.size
@@ -112,7 +104,3 @@ def box_within(outer: Box | None, inner: Box | None) -> Box | None:
         return outer or inner
     left, top = outer[0], outer[1]
     return left + inner[0], top + inner[1], min(outer[2], left + inner[2]), min(outer[3], top + inner[3])
-
-
-def _quoted(id: str) -> str:
-    return repr(id if len(id) <= 80 else id[:77] + "...")

@@ -12,6 +12,7 @@ from anyio import to_thread
 from fastapi import APIRouter, File, Form, Query, Response, UploadFile
 
 from roadmap.data.pictures.images import Box
+from roadmap.names import printable
 from roadmap.search.listing import rows_where
 from roadmap.search.manifest import check_origin
 from roadmap.search.service.asking import PROBLEMS, Asked, OneIndex, boxes_of, where_of
@@ -159,8 +160,8 @@ async def _expected(asked: Asked, vectors: Floats, page: SearchRequest) -> list[
     if not id:
         return [None] * len(vectors)
     if id not in await to_thread.run_sync(index.storage.rows.slots_of, [id]):
-        absent = Expected(id=id, rank=None, score=None, among=len(index), passes=False)
-        return [absent] * len(vectors)
+        count = await to_thread.run_sync(len, index)
+        return [Expected(id=printable(id), rank=None, score=None, among=count, passes=False)] * len(vectors)
     found: list[Expected | None] = []
     for vector in vectors:
         with faults_of_the_request():

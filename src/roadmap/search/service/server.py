@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from roadmap.names import printable
 from roadmap.search.index import Index
 from roadmap.search.service.app import application
 from roadmap.search.service.core import Embedder
@@ -168,13 +169,14 @@ def _encoder(index: Index, wanted: Any, device: str, kept: dict[str, Embedder]) 
 
 
 def _free_name(folder: Path, taken: dict[str, Index]) -> str:
-    name = folder.resolve().name.removesuffix(".index") or "index"
+    name = printable(folder.resolve().name.removesuffix(".index")) or "index"
     return name if name not in taken else next(n for i in range(2, 100) if (n := f"{name}-{i}") not in taken)
 
 
 def _server(app: FastAPI, limits: Limits) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
+        http="h11",  # it bounds the headers of a request; the other that may be installed takes any number
         log_level="warning",
         access_log=False,
         server_header=False,

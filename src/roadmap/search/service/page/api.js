@@ -1,21 +1,30 @@
 // Requests to the service, and its errors in words.
 
 let key = sessionStorage.getItem("key") || "";
+let asking = null; // the dialog that is open, for all requests that wait for a key
 
 export class Refused extends Error {}
 
-async function askForKey() {
+function askForKey() {
   const dialog = document.getElementById("keydialog");
-  if (!dialog.open) dialog.showModal();
-  await new Promise((done) => document.getElementById("keyform").addEventListener("submit", done, { once: true }));
-  key = document.getElementById("key").value;
-  document.getElementById("key").value = "";
-  sessionStorage.setItem("key", key);
+  const field = document.getElementById("key");
+  document.getElementById("wrongkey").hidden = !key;
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done, refused) => dialog.addEventListener("close", () => {
+    asking = null;
+    if (dialog.returnValue !== "given") return refused(new Refused("This service asks for a key. Load the page again to give one."));
+    key = field.value;
+    field.value = "";
+    sessionStorage.setItem("key", key);
+    done();
+  }, { once: true }));
 }
 
 export async function call(path, options = {}) {
   for (;;) {
-    const headers = { ...(options.headers || {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
+    const sent = key;
+    const headers = { ...(options.headers || {}), ...(sent ? { authorization: `Bearer ${sent}` } : {}) };
     let response;
     try {
       response = await fetch(path, { ...options, headers });
@@ -25,7 +34,7 @@ export async function call(path, options = {}) {
     }
     if (response.ok) return response;
     if (response.status === 401) {
-      await askForKey();
+      if (sent === key) await (asking ??= askForKey()); // else it was given while this was under way
       continue;
     }
     let words = `The service answered ${response.status}.`;

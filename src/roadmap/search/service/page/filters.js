@@ -1,5 +1,7 @@
 // Conditions on the metadata, as the service takes them.
 
+import { Refused } from "./api.js";
+
 const list = document.getElementById("conditions");
 const TESTS = { "==": "is", "!=": "is not", "<": "<", "<=": "≤", ">": ">", ">=": "≥", missing: "is missing" };
 const ORDERED = ["==", "!=", "<", "<=", ">", ">=", "missing"];
@@ -59,6 +61,7 @@ export function addCondition(column = "label", test = "==", wanted = "") {
   gone.addEventListener("click", () => {
     const filled = value.value.trim() !== "" || row.children[1].value === "missing";
     row.remove();
+    document.getElementById("addcondition").focus();
     if (filled) changed();
   });
   row.addEventListener("change", () => {
@@ -68,11 +71,15 @@ export function addCondition(column = "label", test = "==", wanted = "") {
   value.focus();
 }
 
-// A value as its column holds it; text that is no number goes as it is, and the service says what is wrong.
+// A value as its column holds it; text that is no number goes as it is, and the service says what is wrong. A whole
+// number that this program would round is refused here.
 function typed(text, kind) {
   if (kind === "boolean" && ["true", "false"].includes(text.toLowerCase())) return text.toLowerCase() === "true";
-  if ((kind === "integer" || kind === "real") && text.trim() !== "" && Number.isFinite(Number(text))) return Number(text);
-  return text;
+  const number = Number(text);
+  if (kind === "integer" && Number.isInteger(number) && !Number.isSafeInteger(number)) {
+    throw new Refused(`${text} has more digits than a browser can compare. Ask for it by roadmap search --filter.`);
+  }
+  return (kind === "integer" || kind === "real") && Number.isFinite(number) ? number : text;
 }
 
 export function where() {

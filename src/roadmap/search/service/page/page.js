@@ -38,6 +38,7 @@ async function one(index, wanted, signal) {
 }
 
 function summary(answers, milliseconds) {
+  if (!answers.some((one) => one.answer?.results.length)) return "Nothing was found.";
   const took = answers.map((one) => one.took).filter(Boolean);
   if (!took.length) return "";
   const embedding = Math.max(...took.map((one) => one.embed));
@@ -113,6 +114,7 @@ function start(next, remember = true) {
 
 function choose(index, found) {
   start({ id: found.id, index });
+  by("results").focus({ preventScroll: true }); // the button that was pressed goes away
   by("results").scrollIntoView({ block: "nearest" });
 }
 
@@ -167,8 +169,8 @@ by("second").addEventListener("change", ask);
 by("addcondition").addEventListener("click", () => addCondition());
 by("filter").addEventListener("toggle", () => { if (by("filter").open && !by("conditions").children.length) addCondition(); });
 by("whyform").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-by("whole").addEventListener("click", () => { setBox(null); ask(); });
-by("clear").addEventListener("click", () => start({}));
+by("whole").addEventListener("click", () => { setBox(null); by("stage").focus(); ask(); });
+by("clear").addEventListener("click", () => { start({}); by("file").focus(); });
 addEventListener("popstate", (event) => start(trail[event.state?.place ?? 0] || {}, false));
 addEventListener("paste", (event) => {
   const files = [...(event.clipboardData?.files || [])];
@@ -179,7 +181,8 @@ addEventListener("dragleave", (event) => { if (!event.relatedTarget) by("drop").
 addEventListener("drop", (event) => {
   event.preventDefault();
   by("drop").classList.remove("over");
-  take(event.dataTransfer?.files);
+  if (event.dataTransfer?.files.length) take(event.dataTransfer.files);
+  else problem("That was no file. Save the picture, and drop the file.");
 });
 onBox(ask);
 onFilter(ask);

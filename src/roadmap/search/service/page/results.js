@@ -38,7 +38,7 @@ function card(facts, found, rank, expected, choose) {
     words.append(element("span", { className: "score" }, element("span", { textContent: `${rank}` }), score), meter);
   }
   words.append(element("span", { className: "label" }, ...breakable(label === null ? "without a label" : label)));
-  words.append(element("span", { className: "id", textContent: found.id }));
+  words.append(element("span", { className: "id" }, element("bdi", { textContent: found.id })));
   const made = element("button", { type: "button", className: "card", title: describe(found) });
   if (found.id === expected) made.classList.add("expected");
   const score = found.score === null ? "" : `, score ${found.score.toFixed(3)}`;
@@ -72,7 +72,7 @@ export function render(answers, { expected, choose, again }) {
     };
     add(answer.results, 0);
     column.append(grid);
-    if (!answer.results.length) column.append(element("p", { className: "empty", textContent: "Nothing passes the filter." }));
+    if (!answer.results.length) column.append(element("p", { className: "empty", textContent: facts.vectors ? "Nothing passes the filter." : "The index is empty." }));
     if (answer.more) column.append(moreButton(grid, facts, again, add));
     return column;
   }));
@@ -96,7 +96,7 @@ function moreButton(grid, facts, again, add) {
 export function verdict(answers) {
   const made = answers.filter(({ answer }) => answer && answer.expected).map(({ facts, answer }) => {
     const { id, rank, score, among, passes } = answer.expected;
-    if (rank === null) return element("p", { textContent: `${id} is not in ${facts.name}.` });
+    if (rank === null) return element("p", {}, ...breakable(id), ` is not in ${facts.name}.`);
     const line = element("p", {}, element("b", { textContent: `Rank ${rank.toLocaleString()}` }));
     line.append(` of ${among.toLocaleString()}, score ${score.toFixed(3)}${answers.length > 1 ? `, in ${facts.name}` : ""}. `);
     const last = answer.results[answer.results.length - 1];
