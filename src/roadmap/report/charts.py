@@ -121,7 +121,9 @@ def score_chart(
         for letter, at, kind in (("β", beta, "negative"), ("α", alpha, "positive"))
         if span[0] <= at <= span[1]
     )
-    return _svg(said, _axes(frame, f"score, in steps of {edges[1] - edges[0]:.2g}", "% of the pairs") + areas + marks)
+    return _svg(
+        said, _axes(frame, f"cosine, in bins of {edges[1] - edges[0]:.2g}", "% of the pairs of a kind") + areas + marks
+    )
 
 
 def _area(frame: Frame, edges: Floats, values: Floats, kind: str) -> str:
