@@ -201,10 +201,14 @@ def _notes(found: Mapping[str, Sequence[Standing]], tested: int) -> tuple[str, .
         notes.append("p, seeds: paired t-test")
     if any(one.shown for one in versus):
         notes.append("effect: Cohen's d_z, over the seeds, else over the classes; of McNemar's test alone Cohen's g")
-    if any(one.classes or one.mcnemar for one in versus):
+    over_queries = []
+    if any(one.classes for one in versus):
+        over_queries.append("p, classes: bootstrap over classes")
+    if any(one.mcnemar for one in versus):
+        over_queries.append("p, McNemar: exact test, as if queries of a class were independent, which they are not")
+    if over_queries:
         notes.append(
-            "p, classes: bootstrap over classes; p, McNemar: exact test, as if queries of a class were independent, "
-            "which they are not; both over the queries of the first seed in common. They tell two trained models "
+            f"{'; '.join(over_queries)}; over the queries of the first seed in common: this tells two trained models "
             "apart, not two ways to train"
         )
     notes.append(

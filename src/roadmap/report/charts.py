@@ -12,7 +12,7 @@ import numpy as np
 from roadmap.data.records import Floats
 
 WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 38  # margins around what is drawn
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 38  # margins around what is drawn
 COLOURS = 8  # of lines; then they repeat
 
 

@@ -61,7 +61,9 @@ function drawMap(data) {
   // how far the maps reach from their middle, so that they fill a box of any shape
   const reach = [0, 1].map((axis) => Math.max(1e-6, ...data.maps.flatMap(
     (map) => map.at.filter((_, i) => i % 2 === axis).map((value) => Math.abs(value) / data.scale))));
-  const size = () => Math.min(canvas.clientWidth / reach[0], canvas.clientHeight / reach[1]) * 0.46 * view.zoom;
+  const room = 72; // for pictures at the edges
+  const size = () => Math.min(
+    (canvas.clientWidth - room) / reach[0], (canvas.clientHeight - room) / reach[1]) / 2 * view.zoom;
   const screenX = (i) => canvas.clientWidth / 2 + (points[2 * i] / data.scale - view.x) * size();
   const screenY = (i) => canvas.clientHeight / 2 - (points[2 * i + 1] / data.scale - view.y) * size();
   const colour = (i, strength) => `hsl(${(data.class[i] * 137.508) % 360} 62% 50% / ${strength})`;
