@@ -260,6 +260,11 @@ def test_a_folder_of_runs_says_which_are_not_finished(tmp_path: Path) -> None:
     found = compare([tmp_path])
     assert found.standings["R@1"][0].estimate.n == 2
     assert "not finished, and left out: b" in found.remarks
+    assert not any("folders of runs" in text for text in found.remarks)
+    finished(tmp_path / "sweep" / "d", 0.5, 3)
+    deeper = compare([tmp_path])
+    assert f"folders of runs in folders, and left out: {tmp_path / 'sweep'}" in deeper.remarks
+    assert deeper.standings == found.standings
 
 
 def test_files_of_results_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ def compare(
     check_comparable(outcomes, name, epoch)
     known = common_metrics(outcomes, name, epoch, metrics)
     groups = runs_by_difference(outcomes)
-    left = unfinished_runs([given for given in runs if not isinstance(given, Outcome)])
-    remarks = [f"not finished, and left out: {', '.join(left)}"] if left else []
+    remarks = _left_out([given for given in runs if not isinstance(given, Outcome)])
     remarks += [*copies(groups, name, epoch), *differences_of_origin(groups)]
     found, pairs = {}, {}
     for metric in known:
@@ -130,6 +129,14 @@ def _runs_of(given: str | Path | Outcome) -> list[Outcome]:
         return [given]
     found = outcomes_of([given])
     return without_copies(found) if Path(given).suffix == ".jsonl" else found
+
+
+def _left_out(folders: Sequence[str | Path]) -> list[str]:
+    """What lies in folders of runs and is not compared, a sentence each."""
+    unfinished = unfinished_runs(folders)
+    deeper = sorted({str(found.parent.parent) for folder in folders for found in Path(folder).glob("*/*/summary.json")})
+    found = [f"not finished, and left out: {', '.join(unfinished)}"] if unfinished else []
+    return found + ([f"folders of runs in folders, and left out: {', '.join(deeper)}"] if deeper else [])
 
 
 def _standings(groups: Groups, test: str, epoch: str, metric: str, draws: int) -> tuple[tuple[Standing, ...], Pairs]:
