@@ -389,6 +389,9 @@ def test_every_column_can_be_told_from_the_others(runs: dict[str, list[Path]]) -
     (told,) = (one for one in found.standings["R@1"] if one.group == first["group"])
     assert first["R@1: 95 %"] == f"{100 * told.estimate.low:.2f} to {100 * told.estimate.high:.2f}"
     assert first["R@1: 95 %"] != first["mAP@R: 95 %"]
+    for one, line in zip(found.standings["R@1"], csv.DictReader(io.StringIO(sheet.csv())), strict=True):
+        over = None if one.versus is None else one.versus.seeds
+        assert line["R@1: to the best"] == ("best" if over is None else f"{100 * over.difference:+.2f}")
     assert sheet.markdown().startswith("| group | runs | R@1 | R@1: 95 % | ")
     head = r"\multicolumn{2}{c}{} & \multicolumn{7}{c}{R@1} & \multicolumn{6}{c}{mAP@R} \\"
     assert f"{head}\n\\cmidrule(lr){{3-9}} \\cmidrule(lr){{10-15}}" in sheet.latex()
