@@ -136,6 +136,9 @@ def test_revisited_protocol_by_name(tmp_path: Path) -> None:
     [
         (["absent.npz"], True, "absent.npz does not exist"),
         (["birds.npz", "--ks", "1,x"], False, "--ks must be whole numbers with commas between"),
+        (["birds.npz", "--ks", ""], False, "--ks must be whole numbers with commas between"),
+        (["birds.npz", "--dims", ","], False, "--dims must be whole numbers with commas between"),
+        (["birds.npz", "--page", "x.pdf"], False, "--page x.pdf must end in .html"),
         (["birds.npz", "--ks", "0"], True, "ks must be whole numbers of at least 1"),
         (["birds.npz", "--memory", "lots"], False, "--memory must be a number with B, KB, MB or GB"),
         (["birds.npz", "--memory", "1KB"], True, "memory must be at least"),
@@ -155,6 +158,28 @@ def test_errors_are_one_line_and_exit_1(
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == (f"reading    {arguments[0]}\n" if began else "")
+
+
+def test_what_makes_numbers_mean_little_is_said(tmp_path: Path) -> None:
+    points, labels = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) // 2
+
+    def said(name: str, of: torch.Tensor, *more: str, **named: Any) -> list[str]:
+        Embeddings(points, of, **named).save(tmp_path / name)
+        result = run(app, ["evaluate", str(tmp_path / name), *more])
+        assert result.exit_code == 0, result.output
+        return [line.split(maxsplit=1)[1] for line in result.stdout.splitlines() if line.startswith("remark ")]
+
+    assert said("good.npz", labels) == []
+    (one,) = said("one.npz", torch.zeros(8, dtype=torch.int64))
+    assert one == "all that is searched is of one class: every answer is right, which says nothing of the model"
+    lost = "{} of 8 queries have nothing of their class to find, and count in no mean"
+    assert said("alone.npz", torch.arange(8).clamp(min=1)) == [lost.format(6)]
+    ids = tuple("abcdefgh")
+    gallery = ("--gallery", str(tmp_path / "good.npz"))
+    itself = "without ids in both files, a query that is in the gallery too finds itself"
+    assert said("same.npz", labels, *gallery) == [itself]
+    assert said("named.npz", labels + 9, *gallery, ids=ids) == [lost.format(8), itself]
+    assert said("good.npz", labels, *gallery, ids=ids) == []
 
 
 def test_memory_is_read_in_its_unit(saved: tuple[Path, Embeddings]) -> None:

@@ -133,17 +133,20 @@ def test_the_command_on_saved_vectors(tmp_path: Path) -> None:
     for name, noise in (("supap", 1.2), ("roadmap", 0.8)):
         vectors(noise, 0).save(tmp_path / f"{name}.npz")
     files = [str(tmp_path / f"{name}.npz") for name in ("supap", "roadmap")]
-    options = ["--size", "10", "--per-class", "2", "--queries", "5", "--json", str(tmp_path / "gap.json")]
+    options = ["--size", "10", "--per-class", "2", "--queries", "5", "--json", str(tmp_path / "new" / "gap.json")]
     result = CliRunner().invoke(app, ["gap", *files, *options])
     assert result.exit_code == 0, result.output
     assert "supap: batches of 10, 2 of a class, 5 draws from seed 0" in result.output
-    written = json.loads((tmp_path / "gap.json").read_text())
+    written = json.loads((tmp_path / "new" / "gap.json").read_text())
     expected = decrease(*(gap_of(vectors(noise, 0), BatchChoice(10, per_class=2)) for noise in (1.2, 0.8)))
     assert written["decrease in %"] == pytest.approx(expected.relative)
     assert written["roadmap"]["values"] == pytest.approx(expected.second.values)
     assert f"decrease of DG_AP from supap to roadmap: {expected.relative:.1f} %" in result.output
     wrong = CliRunner().invoke(app, ["gap", *files, files[0]])
     assert (wrong.exit_code, "give one model or two to compare, got 3" in wrong.output) == (1, True)
+    wrong = CliRunner().invoke(app, ["gap", files[0], files[0]])
+    assert f"error: {files[0]} is named twice; name it once" in wrong.output.replace("\n", "")
+    assert BatchChoice(draws=1).words == "batches of 128, 4 of a class, 1 draw from seed 0"
     wrong = CliRunner().invoke(app, ["gap", files[0], "--sampler", "any"])
     assert "error: --sampler any must be one of m_per_class, random" in wrong.output
 

@@ -306,6 +306,8 @@ def test_the_command_says_what_there_is_and_what_is_wrong() -> None:
         (["table33"], "unknown experiment 'table33', did you mean 'table3'?"),
         (["table3", "--only", "roadmp"], "table3 has no row 'roadmp', did you mean 'roadmap'? It has: smoothap, supap"),
         (["table10", "--only", "roadmap"], "the rows of table10 are pairs, which are run together; leave it out"),
+        (["table3", "--set", "epochs"], "--set must be KEY=VALUE, such as epochs=10, got 'epochs'"),
+        (["table3", "--dataset", "glyps"], "--dataset glyps is unknown, did you mean 'glyphs'? Known: glyphs, cub"),
         (["table3", "--root", "cub"], "--root must be DATASET=FOLDER, such as cub=CUB_200_2011, got 'cub'"),
     ):
         wrong = CliRunner().invoke(app, ["reproduce", *words])

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from roadmap.cli.app import app
 from roadmap.evaluation import Evaluation
 from roadmap.experiments import Standings, compare
-from roadmap.experiments.results import Outcome, load_outcomes, outcome_of, save_outcomes
+from roadmap.experiments.results import Measurement, Outcome, load_outcomes, outcome_of, save_outcomes
 from roadmap.experiments.sheet import Cell, Sheet
 from roadmap.experiments.statistics import clustered_bootstrap, holm, mcnemar
 from roadmap.runs import Run
@@ -226,7 +226,8 @@ def test_a_run_that_is_counted_twice_is_noticed(tmp_path: Path) -> None:
     found = compare([first, later, other])
     assert any("seeds 0 and 7 of loss=x have the same numbers" in text for text in found.remarks)
     cells = [cell.text for cell in found.sheet.rows[0]]
-    assert cells[2:4] == [f"{100 * first.tests['cub']['chosen'].metrics['R@1']:.2f} ± 0.00", "-"]
+    assert cells[2] == f"{100 * first.tests['cub']['chosen'].metrics['R@1']:.2f} ± 0.00"
+    assert "95 %" not in found.sheet.columns  # of two equal runs and of one nothing is known of their spread
 
 
 def test_what_else_may_explain_a_difference_is_told(tmp_path: Path) -> None:
@@ -259,6 +260,11 @@ def test_a_folder_of_runs_says_which_are_not_finished(tmp_path: Path) -> None:
     found = compare([tmp_path])
     assert found.standings["R@1"][0].estimate.n == 2
     assert "not finished, and left out: b" in found.remarks
+    assert not any("folders of runs" in text for text in found.remarks)
+    finished(tmp_path / "sweep" / "d", 0.5, 3)
+    deeper = compare([tmp_path])
+    assert f"folders of runs in folders, and left out: {tmp_path / 'sweep'}" in deeper.remarks
+    assert deeper.standings == found.standings
 
 
 def test_files_of_results_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -311,7 +317,7 @@ def test_runs_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
         compare([unfinished])
     with pytest.raises(ValueError, match="there is nothing to compare"):
         compare([])
-    with pytest.raises(ValueError, match="the runs have none of mAP@7; they have R@1"):
+    with pytest.raises(ValueError, match="b has no metric mAP@7, did you mean 'mAP@R'\\? It has R@1"):
         compare([finished(tmp_path / "b", 0.5)], metrics=["mAP@7"])
 
 
@@ -366,11 +372,106 @@ def test_every_way_to_write_it(runs: dict[str, list[Path]], tmp_path: Path) -> N
     assert [row["group"] for row in rows] == sorted(["loss=alike", "loss=good", "loss=bad"])
     assert [row["mAP@R"].endswith("*") for row in rows] == [True, False, True]
     assert texts["md"].count("**") == 2 * texts["tex"].count("\\textbf{") == 2 * texts["html"].count("<b>") > 0
-    assert texts["tex"].count(r"\\") == 4
+    assert texts["tex"].count(r"\\") == 5
     refused = CliRunner().invoke(app, ["compare", str(home), "--out", str(tmp_path / "t.pdf")])
     assert "loss=good" not in refused.output  # before anything is computed
     assert refused.exit_code == 1
     assert "must end in one of .txt, .md, .tex, .csv, .html, got '.pdf'" in refused.output.replace("\n", " ")
+
+
+def test_every_column_can_be_told_from_the_others(runs: dict[str, list[Path]]) -> None:
+    """Both metrics have an interval, a difference and p-values."""
+    found = compare(all_of(runs))
+    sheet = found.sheet
+    assert len(set(sheet.columns)) < len(sheet.columns) == len(set(sheet.names))
+    assert sheet.over == (("", 2), ("R@1", 7), ("mAP@R", 6))
+    first = next(csv.DictReader(io.StringIO(sheet.csv())))
+    (told,) = (one for one in found.standings["R@1"] if one.group == first["group"])
+    assert first["R@1: 95 %"] == f"{100 * told.estimate.low:.2f} to {100 * told.estimate.high:.2f}"
+    assert first["R@1: 95 %"] != first["mAP@R: 95 %"]
+    for one, line in zip(found.standings["R@1"], csv.DictReader(io.StringIO(sheet.csv())), strict=True):
+        over = None if one.versus is None else one.versus.seeds
+        assert line["R@1: to the best"] == ("best" if over is None else f"{100 * over.difference:+.2f}")
+    assert sheet.markdown().startswith("| group | runs | R@1 | R@1: 95 % | ")
+    head = r"\multicolumn{2}{c}{} & \multicolumn{7}{c}{R@1} & \multicolumn{6}{c}{mAP@R} \\"
+    assert f"{head}\n\\cmidrule(lr){{3-9}} \\cmidrule(lr){{10-15}}" in sheet.latex()
+    over = "<th class='over' colspan='2'></th><th class='over' colspan='7'>R@1</th>"
+    assert f"<thead><tr>{over}<th class='over' colspan='6'>mAP@R</th></tr>" in sheet.html()
+
+
+def test_a_terminal_has_a_table_for_each_metric(runs: dict[str, list[Path]]) -> None:
+    found = compare(all_of(runs))
+    _, first, second, *_ = str(found).split("\n\n")
+    for table, metric in ((first, "R@1"), (second, "mAP@R")):
+        lines = table.splitlines()[:5]
+        assert re.match(rf"group +runs  {metric} ", lines[0])
+        assert [line.split()[0] for line in lines[2:]] == ["loss=good", "loss=alike", "loss=bad"]
+        assert max(map(len, lines)) <= 112
+    notes = str(found).partition("  - a star stands for bold\n")[2].splitlines()
+    assert all(len(line) <= 80 for line in notes)
+    assert all(line.startswith(("  - ", "    ")) for line in notes)
+    assert " ".join(found.notes) in " ".join(" ".join(line[4:] for line in notes).split())
+
+
+def test_columns_that_say_nothing_are_left_out(runs: dict[str, list[Path]], tmp_path: Path) -> None:
+    assert compare(runs["good"][:1]).sheet.columns == ("group", "runs", "R@1", "mAP@R")
+    few = [finished(tmp_path / name, 0.5, classes=12, name=name) for name in "ab"]
+    found = compare(few)
+    assert found.sheet.columns == (
+        "group",
+        "runs",
+        *(("R@1", "to the best", "effect", "p, McNemar")),
+        "mAP@R",
+        "to the best",
+    )
+    assert any("no pair of groups could be tested" in note for note in found.notes)
+    assert not any("Holm" in note or "paired t-test" in note or "p, classes" in note for note in found.notes)
+    assert sum("12 classes" in text for text in found.remarks) == 1  # though there are two metrics
+
+
+def test_a_difference_is_told_where_nothing_can_test_it(tmp_path: Path) -> None:
+    """One seed and few classes: mAP@R has no test."""
+    folders = [finished(tmp_path / name, noise, classes=12, name=name) for name, noise in (("a", 0.5), ("b", 1.5))]
+    one, other = compare(folders).standings["mAP@R"]
+    expected = 100 * (other.estimate.mean - one.estimate.mean)
+    assert f"{expected:+.2f}, not tested" in [cell.text for cell in compare(folders).sheet.rows[1]]
+
+
+def test_an_interval_ends_where_a_metric_does() -> None:
+    metrics = [{"R@1": value, "mAP@R": 1 - value} for value in (0.98, 1.0, 0.99)]
+    runs = [
+        Outcome(f"r{seed}", {"seed": seed, "loss.name": "x"}, "last", "", {"cub": {"chosen": Measurement(1, one)}})
+        for seed, one in enumerate(metrics)
+    ]
+    found = compare(runs)
+    assert found.standings["R@1"][0].estimate.high > 1
+    cells = [cell.text for cell in found.sheet.rows[0]]
+    assert cells[3].endswith(" to 100.00")
+    assert cells[5].startswith("0.00 to ")
+
+
+def test_what_was_asked_for_and_is_not_there_is_refused(runs: dict[str, list[Path]], tmp_path: Path) -> None:
+    """Never left out silently."""
+    with pytest.raises(ValueError, match="good0 has no metric mAPR, did you mean 'mAP@R'\\? It has R@1, R@2"):
+        compare(all_of(runs), metrics=["R@1", "mAPR"])
+    lacking = outcome_of(runs["bad"][0])
+    metrics = {name: value for name, value in lacking.test("cub").metrics.items() if name != "mAP"}
+    namesake = outcome_of(runs["bad"][1])
+    with pytest.raises(ValueError, match="bad0 has no metric mAP, did"):
+        compare([changed(lacking, metrics=metrics), dataclasses.replace(namesake, name="bad0")], metrics=["mAP"])
+    with pytest.raises(ValueError, match="by what are the runs to be compared.* They have R@1"):
+        compare(all_of(runs), metrics=[""])
+    assert list(compare(runs["good"], metrics=["mAP", "mAP"]).standings) == ["mAP"]
+    sop = [finished(tmp_path / name, 0.5, name=name, test="sop") for name in "ab"]
+    with pytest.raises(ValueError, match=r"same pictures \(cub: good0 and 8 more; sop: a and 1 more\)"):
+        compare([*all_of(runs), *sop])
+    with pytest.raises(ValueError, match="test=sop must be a test set of every run, the runs have cub"):
+        compare(all_of(runs), test="sop")
+    with pytest.raises(ValueError, match="test=sop must be a test set of every run, only a and 1 more have it"):
+        compare([*all_of(runs), *sop], test="sop")
+    for option, value in (("--test", "sop"), ("--epoch", "best")):
+        refused = CliRunner().invoke(app, ["compare", str(runs["good"][0]), option, value])
+        assert f"error: {option} {value} must be" in refused.output
 
 
 def test_the_commands_of_the_page_work_on_the_sweep_that_it_begins_with(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_classes_that_are_apart_are_apart_on_the_map(library: bool, monkeypatch:
     assert ("PCA" in how) is not library
     assert flat.shape == (48, 2)
     assert np.abs(flat).max() == pytest.approx(1)
+    assert flat.max(0) + flat.min(0) == pytest.approx([0, 0])  # as large as may be in its box
     assert np.array_equal(flat, flat_map(vectors)[0])
     distances = np.linalg.norm(flat[:, None] - flat, axis=2) + np.eye(48) * 9
     assert np.array_equal(labels[distances.argmin(1)], labels)
@@ -68,6 +69,7 @@ def test_few_points_are_no_trouble(count: int) -> None:
 def test_a_turned_map_keeps_its_distances_and_finds_its_way_back(seed: int) -> None:
     draw = np.random.default_rng(seed)
     like = draw.normal(size=(20, 2))
+    like -= (like.max(0) + like.min(0)) / 2
     like /= np.abs(like).max()
     angle = draw.uniform(0, 7)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) * [1, draw.choice([-1, 1])]

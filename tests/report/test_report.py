@@ -155,8 +155,8 @@ def test_ranks_begin_with_r_at_1(two: Page, trained: dict[str, Path]) -> None:
         evaluation = evaluation_of(folder)
         right = evaluation.gallery_labels[evaluation.neighbours] == evaluation.labels[:, None]
         for place, k in enumerate((1, 2, 5, 10)):
-            assert values[name][place] == f"{100 * right[:, :k].double().mean():.2f}"
-    assert values["the best possible"] == ["100.00", "100.00", "100.00", "50.00", "25.00"]
+            assert values[name][place] == f"{100 * right[:, :k].double().mean():.1f}"
+    assert values["the best possible"] == ["100.0", "100.0", "100.0", "50.0", "25.0"]
 
 
 def test_classes_go_from_worst_to_best(two: Page, trained: dict[str, Path]) -> None:
@@ -172,7 +172,7 @@ def test_classes_go_from_worst_to_best(two: Page, trained: dict[str, Path]) -> N
     assert [row[1] for row in rows] == ["6"] * 6
     assert [row[2:4] for row in rows] == [[f"{100 * a:.2f}", f"{100 * b:.2f}"] for a, b, _ in expected]
     assert [row[4] for row in rows] == [f"{100 * (b - a):+.2f}" for a, b, _ in expected]
-    assert head[2:5] == ["AP@R, % · roadmap", "AP@R, % · smoothap", "difference"]
+    assert head[2:5] == ["AP@R, % · roadmap", "AP@R, % · smoothap", "second less first"]
 
 
 def test_class_means_and_confusions_are_those_of_a_loop(trained: dict[str, Path]) -> None:
@@ -396,6 +396,26 @@ def test_other_mistakes_are_told(trained: dict[str, Path], tmp_path: Path) -> No
         report([run], page, queries=0)
 
 
+def test_a_device_that_is_not_there_is_an_error(copied: Path, tmp_path: Path) -> None:
+    """And no report without pictures."""
+    with pytest.raises(ValueError, match="hardware.device=mps"):
+        report([copied], tmp_path / "r.html", device="mps")
+    refused = CliRunner().invoke(app, ["report", str(copied), "-o", str(tmp_path / "r.html"), "--device", "mps"])
+    assert refused.exit_code == 1
+    assert "error: --device mps: " in refused.output
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_figures_that_cannot_be_drawn_are_not_said_to_be_written(copied: Path, tmp_path: Path) -> None:
+    (copied / "checkpoints" / "best.safetensors").unlink()
+    words = ["report", str(copied), "-o", str(tmp_path / "r.html"), "--figures", str(tmp_path / "figures")]
+    said = CliRunner().invoke(app, words).output
+    assert "r.html" in said
+    assert "figures as PNG and PDF" not in said
+    assert "figures: they are of pictures, which cannot be shown" in said
+    assert not (tmp_path / "figures").exists()
+
+
 def test_runs_of_one_name_are_told_apart(trained: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(trained["roadmap"], tmp_path / "other" / "roadmap", ignore=shutil.ignore_patterns(".lock"))
     found = report([trained["roadmap"], tmp_path / "other" / "roadmap"], tmp_path / "page.html", queries=1)
@@ -440,7 +460,7 @@ def test_few_pairs_are_drawn_in_wider_steps(pairs: int, steps: int) -> None:
 
 def test_runs_are_compared_as_by_the_command(two: Page, trained: dict[str, Path]) -> None:
     sheet = compare(list(trained.values()), TEST).sheet
-    lines = [sheet.columns, *([cell.text for cell in row] for row in sheet.rows)]
+    lines = [sheet.names, *([cell.text for cell in row] for row in sheet.rows)]
     assert two.tables["results"][1] == list(map(list, zip(*lines, strict=True)))  # on its side: a page is narrow
     assert [note for note in sheet.notes if note not in two.text] == []
 

@@ -139,7 +139,8 @@ def test_a_point_shows_its_picture_and_marks_its_class(browser: Any, address: st
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()
         data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
-        reach = min(box["width"], box["height"]) * 0.46 / data["scale"]
+        wide, high = (max(abs(at) for one in data["maps"] for at in one["at"][axis::2]) for axis in (0, 1))
+        reach = min((box["width"] - 72) / wide, (box["height"] - 72) / high) / 2
         x = box["x"] + box["width"] / 2 + data["maps"][0]["at"][0] * reach
         y = box["y"] + box["height"] / 2 - data["maps"][0]["at"][1] * reach
         page.mouse.move(x, y)

@@ -16,7 +16,7 @@ from PIL import Image
 from roadmap.report import figures, report
 from roadmap.report.choices import corrected_rows, random_rows
 from roadmap.report.completing import complete
-from roadmap.report.figures import ROWS, THEMES, retrieval_figure, write_figures
+from roadmap.report.figures import ROWS, THEMES, _fitting_text, retrieval_figure, write_figures
 from roadmap.report.material import materials, sides_of
 from roadmap.report.retrievals import question
 
@@ -87,6 +87,12 @@ def test_a_long_class_name_ends_before_the_answers(trained: dict[str, Path]) -> 
     box = name.get_window_extent(FigureCanvasAgg(figure).get_renderer())
     assert axes.transData.inverted().transform(box)[1][0] < answers
     assert len(name.get_text()) > 10
+
+
+def test_names_that_begin_alike_are_told_apart_where_they_are_cut() -> None:
+    one, other = (_fitting_text(f"mathematics/arrows/U+220{end}", 0.6) for end in "34")
+    assert "…" in one
+    assert one != other
 
 
 @pytest.mark.parametrize("name", ["cr\udce8me", r"US$ 5 and $\foo$"])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roadmap.cli.telling import say, tell_errors
+from roadmap.cli.telling import say, say_start, tell_errors
 
 
 def compare(
@@ -17,7 +17,9 @@ def compare(
     ],
     test: Annotated[str | None, typer.Option(help="Which test set, where runs have several.")] = None,
     epoch: Annotated[str, typer.Option(help="Which epoch: chosen (by each run) or last.")] = "chosen",
-    metrics: Annotated[str, typer.Option(help="Metrics to compare, with commas between.")] = "R@1,mAP@R",
+    metrics: Annotated[
+        str | None, typer.Option(help="Metrics to compare, with commas between; by default R@1,mAP@R.")
+    ] = None,
     draws: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap over classes.")] = 10_000,
     out: Annotated[
         list[Path] | None, typer.Option(help="Write the table to this file: .txt, .md, .tex, .csv or .html.")
@@ -33,12 +35,14 @@ def compare(
     roadmap compare runs/a runs/b --out table.tex --out table.html
     """
     with tell_errors():
+        say_start(f"reading    {', '.join(map(str, runs))}")
         from roadmap.experiments import compare as standings_of
         from roadmap.experiments.sheet import check_ending
 
         for path in out or []:
             check_ending(path)
-        found = standings_of(runs, test, epoch, [name.strip() for name in metrics.split(",")], draws)
+        names = None if metrics is None else [name.strip() for name in metrics.split(",")]
+        found = standings_of(runs, test, epoch, names, draws)
         say([str(found)])
         for path in out or []:
             found.sheet.write(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,7 @@ class Ties(str, Enum):
     mean = "mean"
 
 
+PAGES = (".html", ".htm")
 UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
@@ -92,6 +93,8 @@ def evaluate(
 
     roadmap evaluate runs/first --levels --dims 64,128
     """
+    if page is not None and page.suffix.lower() not in PAGES:
+        raise ValueError(f"--page {page} must end in {PAGES[0]}")
     numbers = None if ks is None else _numbers(ks, "--ks")
     more = {"levels": levels, "dims": None if dims is None else _numbers(dims, "--dims")}
     better = refinement_of(whiten, augment, expand, rerank)
@@ -107,7 +110,7 @@ def evaluate(
         result, show = _of_model(what, asked, numbers, ties.value, page is not None, better, more)
     from roadmap.report.text import metrics_table
 
-    say([metrics_table(result)])
+    say([metrics_table(result), *(f"remark     {said}" for said in _remarks(result, gallery is not None))])
     if out is not None:
         result.write_json(out)
         say([f"wrote      {out}"])
@@ -116,6 +119,18 @@ def evaluate(
         say([f"wrote      {page}: queries and what they retrieve, for a browser"])
     elif show is not None:
         say(["next       add --page FILE.html to see queries and what they retrieve"])
+
+
+def _remarks(result: Evaluation, searched: bool) -> Iterator[str]:
+    """What a person should know before believing the numbers; `searched`: in a file of its own."""
+    asked, lost = (result.metrics.get(name, 0) for name in ("queries", "queries_without_positives"))
+    if lost:
+        yield f"{lost:,} of {asked:,} queries have nothing of their class to find, and count in no mean"
+    if searched and (result.ids is None or result.gallery_ids is None):
+        yield "without ids in both files, a query that is in the gallery too finds itself"
+    told = any("of one class" in note for note in result.facts.get("data", result.facts).get("notes", ()))
+    if "mAP@R" in result.metrics and len(set(result.gallery_labels.tolist())) == 1 and not told:
+        yield "all that is searched is of one class: every answer is right, which says nothing of the model"
 
 
 def _of_model(
@@ -206,7 +221,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(int(part) for part in text.strip().rstrip(",").split(","))
     except ValueError:
         raise ValueError(
             f"{option} must be whole numbers with commas between, such as 1,10,100, got {text!r}"

@@ -42,6 +42,8 @@ def gap(
     """
     if len(what) > 2:
         raise ValueError(f"give one model or two to compare, got {len(what)}")
+    if len({Path(one).resolve() for one in what}) < len(what):
+        raise ValueError(f"{what[0]} is named twice; name it once, or another beside it")
     say_start(f"comparing  batches with the whole: {', '.join(what)}")
     from roadmap.experiments.gap import BatchChoice, decrease, sheets
 
@@ -56,6 +58,7 @@ def gap(
         compared = {"decrease in %": None if math.isnan(relative) else relative} if len(gaps) == 2 else {}
         from roadmap.atomic import whole_file
 
+        out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as temporary:
             Path(temporary).write_text(json.dumps({**values, **compared}, indent=2) + "\n")
         say([f"wrote      {out}"])

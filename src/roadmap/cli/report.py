@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from roadmap.cli.evaluate import PAGES
 from roadmap.cli.telling import say, say_start, tell_errors
 from roadmap.locations import check_run
 
@@ -39,7 +40,7 @@ def report(
     roadmap report runs/roadmap runs/smoothap -o comparison.html --figures figures
     """
     with tell_errors():
-        if out.suffix.lower() not in (".html", ".htm"):
+        if out.suffix.lower() not in PAGES:
             raise ValueError(f"--out {out} must end in .html")
         for run in runs:
             check_run(run)
@@ -50,5 +51,5 @@ def report(
         found = written(runs, out, figures=figures, test=test, title=title, queries=queries, embed=embed, device=device)
         say(f"missing    {run.name}: {why}" for run in found for why in run.missing)
         say([f"wrote      {out}: {readable_size(out.stat().st_size)}, for a browser; it needs nothing beside itself"])
-        if figures is not None:
+        if figures is not None and found[0].records is not None:
             say([f"wrote      {figures}: figures as PNG and PDF"])

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from roadmap.cli.data import NAMES
 from roadmap.cli.telling import say, tell_errors
+from roadmap.names import did_you_mean
 
 if TYPE_CHECKING:
     from roadmap.experiments.reproduction import Means
@@ -67,7 +69,13 @@ def reproduce(
     with tell_errors("stopped; the same command goes on with what is left"):
         from roadmap.experiments.reproduction import Means
 
-        means = Means(dict(_pair(text) for text in root or []), tuple(settings or []), out, results, missing)
+        if dataset is not None and dataset not in NAMES:
+            like = did_you_mean(dataset, NAMES)
+            raise ValueError(f"--dataset {dataset} is unknown{like} Known: {', '.join(NAMES)}")
+        for text in settings or []:
+            _pair(text, "--set must be KEY=VALUE, such as epochs=10")
+        roots = dict(_pair(text, "--root must be DATASET=FOLDER, such as cub=CUB_200_2011") for text in root or [])
+        means = Means(roots, tuple(settings or []), out, results, missing)
         _reproduce(names or [], (dataset, backbone, only or ()), seeds, means, export, dry_run)
 
 
@@ -99,8 +107,8 @@ def _reproduce(
             table.write(Path(str(export)) / f"{one.name}.{ending}")
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, folder = text.partition("=")
-    if not (name and equals and folder):
-        raise ValueError(f"--root must be DATASET=FOLDER, such as cub=CUB_200_2011, got {text!r}")
-    return name, folder
+def _pair(text: str, rule: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{rule}, got {text!r}")
+    return name, value

@@ -67,7 +67,7 @@ class BatchChoice:
     def words(self) -> str:
         """In a sentence."""
         how = f"{self.per_class} of a class" if self.sampler == "m_per_class" else "at random"
-        return f"batches of {self.size}, {how}, {self.draws} draws from seed {self.seed}"
+        return f"batches of {self.size}, {how}, {self.draws} draw{'s' * (self.draws > 1)} from seed {self.seed}"
 
     def partition(self, labels: NDArray[np.int64], draw: int) -> NDArray[np.int64]:
         """(N,) the batch of each item, from 0."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from roadmap.config.settings import SettingError
 from roadmap.experiments.results import CHOSEN, LAST, Measurement, Outcome
+from roadmap.names import did_you_mean
 
 # What may differ without making another group: where it ran, and how fast.
 NEUTRAL = ("seed", "recipe", "hardware", "checkpoint_minutes", "data.workers", "data.pack", "data.on_error")
@@ -19,6 +21,7 @@ CHOICES = {
     "held_out": "the best epoch on held-out classes",
     "test": "the best epoch on the test set",
 }
+SHOWN = ("R@1", "mAP@R")  # unless others are asked for
 LOOKS = {"select.metric": "by another metric", "select.every": "looked for more often in one"}
 Groups = Mapping[str, Mapping[int, Outcome]]
 
@@ -27,20 +30,28 @@ def common_test(outcomes: Sequence[Outcome], test: str | None) -> str:
     """The test set that all have."""
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.tests))
     shared = [name for name in names if all(name in outcome.tests for outcome in outcomes)]
-    if test is not None:
-        shared = [name for name in shared if name == test]
-    if len(shared) == 1:
-        return shared[0]
+    if test is not None and test not in shared:
+        owned = f"only {_some(run.name for run in outcomes if test in run.tests)} have it" if test in names else ""
+        there = f"the runs have {', '.join(names)}"
+        raise SettingError("test", f"test={test} must be a test set of every run, {owned or there}")
+    if test is not None or len(shared) == 1:
+        return test or shared[0]
     if not shared:
-        told = "; ".join(f"{outcome.name}: {', '.join(outcome.tests)}" for outcome in outcomes[:4])
+        told = "; ".join(f"{name}: {_some(run.name for run in outcomes if name in run.tests)}" for name in names)
         raise ValueError(f"the runs were not tested on the same pictures ({told}); compare those that were")
-    raise ValueError(f"the runs have several test sets; choose test= one of {', '.join(shared)}")
+    raise SettingError("test", f"the runs have several test sets; choose one: test=NAME, of {', '.join(shared)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first of them, and how many more."""
+    first, *more = names
+    return f"{first} and {len(more)} more" if more else first
 
 
 def check_comparable(outcomes: Sequence[Outcome], test: str, epoch: str) -> None:
     """Refuses what is not comparable, and says which run differs in what."""
     if epoch not in (CHOSEN, LAST):
-        raise ValueError(f"epoch={epoch} must be {CHOSEN} or {LAST}")
+        raise SettingError("epoch", f"epoch={epoch} must be {CHOSEN} or {LAST}")
     first = outcomes[0]
     for other in outcomes[1:]:
         one, two = first.test(test, epoch), other.test(test, epoch)
@@ -70,33 +81,43 @@ def check_comparable(outcomes: Sequence[Outcome], test: str, epoch: str) -> None
 def _check_choice(first: Outcome, other: Outcome) -> None:
     """Refuses epochs that were not chosen alike."""
     if first.by != other.by:
-        raise ValueError(
+        raise SettingError(
+            "epoch",
             f"{first.name} has {CHOICES[first.by]}, {other.name} {CHOICES[other.by]}: one choice flatters more "
-            "than the other. Compare runs with the same select, or their last epochs: epoch=last"
+            "than the other. Compare runs with the same select, or their last epochs: epoch=last",
         )
     for name, words in LOOKS.items() if first.by != LAST else ():
         one, two = (run.settings.get(name) for run in (first, other))
         if one != two:
-            raise ValueError(
+            raise SettingError(
+                "epoch",
                 f"{first.name} and {other.name} have {CHOICES[first.by]}, but {words} ({name}={one} and {name}={two}): "
                 "one choice flatters more than the other. Compare runs with the same select, or their last epochs: "
-                "epoch=last"
+                "epoch=last",
             )
 
 
-def common_metrics(outcomes: Sequence[Outcome], test: str, epoch: str, metrics: Sequence[str]) -> list[str]:
-    """Those that all have, as numbers of which more is better."""
-    if less := [name for name in metrics if re.search(r"loss$|^queries|^skipped", name)]:
+def common_metrics(outcomes: Sequence[Outcome], test: str, epoch: str, metrics: Sequence[str] | None) -> list[str]:
+    """Those that were asked for, or of the usual ones those that all runs have: numbers of which more is better."""
+    there = [(run.name, run.test(test, epoch).metrics) for run in outcomes]
+    found = list(dict.fromkeys(name for name in metrics or () if name))
+    if metrics is None:
+        found = [name for name in SHOWN if all(name in known for _, known in there)]
+    if less := [name for name in found if re.search(r"loss$|^queries|^skipped", name)]:
         raise ValueError(f"more of {less[0]} is not better, but the group with most counts as the best; leave it out")
-    there = outcomes[0].test(test, epoch).metrics
-    found = [name for name in metrics if all(name in run.test(test, epoch).metrics for run in outcomes)]
     if not found:
-        raise ValueError(f"the runs have none of {', '.join(metrics)}; they have {', '.join(there)}")
-    for run in outcomes:
+        told = ", ".join(there[0][1])
+        raise SettingError("metrics", f"metrics=NAMES: by what are the runs to be compared? They have {told}")
+    for run, known in there:
         for name in found:
-            if not math.isfinite(value := run.test(test, epoch).metrics[name]):
+            if name not in known:
+                like = did_you_mean(name, known)
                 raise ValueError(
-                    f"{name} of {run.name} is {value}: it diverged, or no query of {test} has anything to find. To "
+                    f"{run} has no metric {name}{like} It has {', '.join(known)}; compare by what every run has"
+                )
+            if not math.isfinite(known[name]):
+                raise ValueError(
+                    f"{name} of {run} is {known[name]}: it diverged, or no query of {test} has anything to find. To "
                     "leave it out silently would flatter its group; compare the others, and say so"
                 )
     return found

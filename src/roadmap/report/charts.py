@@ -12,7 +12,7 @@ import numpy as np
 from roadmap.data.records import Floats
 
 WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 38  # margins around what is drawn
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 38  # margins around what is drawn
 COLOURS = 8  # of lines; then they repeat
 
 
@@ -121,7 +121,9 @@ def score_chart(
         for letter, at, kind in (("β", beta, "negative"), ("α", alpha, "positive"))
         if span[0] <= at <= span[1]
     )
-    return _svg(said, _axes(frame, f"score, in steps of {edges[1] - edges[0]:.2g}", "% of the pairs") + areas + marks)
+    return _svg(
+        said, _axes(frame, f"cosine, in bins of {edges[1] - edges[0]:.2g}", "% of the pairs of a kind") + areas + marks
+    )
 
 
 def _area(frame: Frame, edges: Floats, values: Floats, kind: str) -> str:

@@ -132,7 +132,7 @@ def _draw_question(axes: Any, one: Question, nearest: int, left: float, top: flo
     axes.text(
         left,
         (middle if named else top) + TILE + 0.12,
-        _fitting_text(one.class_name, ASIDE - 0.04),
+        _fitting_text(one.class_name, ASIDE - 0.1),
         color=theme.ink,
         fontsize=LETTERS,
         va="center",
@@ -172,5 +172,8 @@ def _fitting_text(text: str, inches: float) -> str:
 
 def _short(text: str, most: int) -> str:
     """Text as it stands; matplotlib would read formulas between dollars."""
-    cut = printable(text if len(text) <= most else f"{text[: most - 1]}…")
+    if len(text) > most:  # the end tells names apart that begin alike, such as those of nested folders
+        kept = max(most - 1, 1)
+        text = f"{text[: kept // 2]}…{text[-(kept - kept // 2) :]}"
+    cut = printable(text)
     return cut.replace("$", r"\$")

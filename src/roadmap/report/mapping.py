@@ -52,18 +52,20 @@ def flat_map(vectors: NDArray[np.floating[Any]]) -> tuple[Floats, str]:
             spread = max(float(flat[:, 0].std()), 1e-12)
             made = TSNE(2, perplexity=perplexity, init=flat / spread * 1e-4, random_state=0, n_jobs=1)
             flat, how = np.asarray(made.fit_transform(wide.astype(np.float32)), dtype=np.float64), "t-SNE"
-    return _within(flat - flat.mean(0)), how
+    return _within(flat), how
 
 
 def turned(flat: Floats, like: Floats) -> Floats:
     """A map turned and mirrored so that its points lie as near to those of another as may be; distances stay."""
-    left, _, right = np.linalg.svd(flat.T @ like)
-    return _within(flat @ (left @ right))
+    centred = flat - flat.mean(0)
+    left, _, right = np.linalg.svd(centred.T @ (like - like.mean(0)))
+    return _within(centred @ (left @ right))
 
 
 def _within(flat: Floats) -> Floats:
-    found: Floats = flat / max(float(np.abs(flat).max()), 1e-12)
-    return found
+    """As large as may be: the middle of what it reaches over at 0, the farthest point at 1."""
+    centred: Floats = flat - (flat.max(0) + flat.min(0)) / 2
+    return centred / max(float(np.abs(centred).max()), 1e-12)
 
 
 def _principal(vectors: Floats) -> Floats:

@@ -31,7 +31,7 @@ from roadmap.metrics.vectors import unit_vectors
 from roadmap.report.mapping import flat_map, sample
 from roadmap.report.scores import ScoreCounts, precisions_at_ranks, score_counts
 
-VERSION = 1
+VERSION = 2
 RANKS = 100  # answers of each query that precision is looked at among
 
 

@@ -58,11 +58,16 @@ function drawMap(data) {
   const view = { x: 0, y: 0, zoom: 1 }; // the middle of the view, in units of the map
   let points = data.maps[0].at, marked = -1, under = -1, waiting = false;
 
-  const size = () => Math.min(canvas.clientWidth, canvas.clientHeight) * 0.46 * view.zoom;
+  // how far the maps reach from their middle, so that they fill a box of any shape
+  const reach = [0, 1].map((axis) => Math.max(1e-6, ...data.maps.flatMap(
+    (map) => map.at.filter((_, i) => i % 2 === axis).map((value) => Math.abs(value) / data.scale))));
+  const room = 72; // for pictures at the edges
+  const size = () => Math.min(
+    (canvas.clientWidth - room) / reach[0], (canvas.clientHeight - room) / reach[1]) / 2 * view.zoom;
   const screenX = (i) => canvas.clientWidth / 2 + (points[2 * i] / data.scale - view.x) * size();
   const screenY = (i) => canvas.clientHeight / 2 - (points[2 * i + 1] / data.scale - view.y) * size();
   const colour = (i, strength) => `hsl(${(data.class[i] * 137.508) % 360} 62% 50% / ${strength})`;
-  const tile = () => Math.min(64, 2.1 * size() / Math.sqrt(count)); // side of a picture where points lie evenly
+  const tile = () => Math.min(64, 2.1 * size() * Math.sqrt(reach[0] * reach[1] / count)); // side of a picture where points lie evenly
 
   function draw() {
     waiting = false;

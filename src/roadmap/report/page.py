@@ -11,6 +11,7 @@ from pathlib import Path
 
 from roadmap.atomic import whole_file
 from roadmap.evaluation import Evaluation
+from roadmap.hardware import device_of
 from roadmap.names import printable
 from roadmap.report import sections, sections_about
 from roadmap.report.choices import Choice, choices
@@ -57,6 +58,7 @@ def report(
     """
     if queries < 1:
         raise ValueError(f"queries must be at least 1, got {queries}")
+    device_of(device)  # one that is not there is an error, and no reason to leave the pictures out
     found = materials(runs, test)
     for number, run in enumerate(found):
         complete(run, embed, device, progress, found[:number])
@@ -68,7 +70,8 @@ def report(
     if figures is not None:
         from roadmap.report.figures import write_figures
 
-        write_figures(Path(figures), found)
+        if not write_figures(Path(figures), found):
+            found[0].missing.append("figures: they are of pictures, which cannot be shown")
     return found
 
 

@@ -143,7 +143,7 @@ def ranks(runs: Sequence[Material]) -> str:
     lines = _without_copies(lines)
     lines.append(Line("the best possible", list(range(1, len(possible) + 1)), (100 * possible).tolist(), 7, True))
     named = [k for k in (1, 2, 5, 10, 20, 50, 100) if k <= len(possible)]
-    rows = [[escape(line.name), *(f"{line.ys[k - 1]:.2f}" for k in named)] for line in lines]
+    rows = [[escape(line.name), *(f"{line.ys[k - 1]:.1f}" for k in named)] for line in lines]
     about = "No query can find more of its class than there are, so the best possible falls where classes are small."
     chart = card("Mean precision among the first k answers", line_chart(lines, "k", "precision, %", floor=0.0), about)
     numbers = card("The same in numbers, %", table(["k", *map(str, named)], rows))
@@ -176,10 +176,11 @@ def classes(runs: Sequence[Material]) -> str:
     sizes, mistaken = Counter(first.labels.tolist()), confusions(first)
     rows = [list(_class_row(first, label, values, sizes, mistaken)) for label in order]
     head = ["class", "queries", *(f"AP@R, % · {escape(run.name)}" for run in runs)]
-    head += ["difference"] if len(runs) == 2 else []
+    head += ["second less first"] if len(runs) == 2 else []
     head += [f"wrong first answers of {escape(runs[0].name)} are most often"]
     chart = card(
-        "Mean AP@R of each class, from the worst to the best", line_chart(lines, "class", "AP@R, %", floor=0.0)
+        "Mean AP@R of each class, from the worst to the best",
+        line_chart(lines, "class, in the order of each run", "mean AP@R, %", floor=0.0),
     )
     return chart + _unfolding(head, rows)
 
@@ -209,7 +210,7 @@ def _class_row(
     yield f"{sizes[label]:,}"
     for means in values:
         share = means.get(label, math.nan)
-        yield f'<span class="bar" style="--share:{share:.4f}"></span>{_percent(share)}'
+        yield f'<span class="bar" style="--share:{share:.4f}"></span><span class="value">{_percent(share)}</span>'
     if len(values) == 2:
         change = 100 * (values[1].get(label, math.nan) - values[0][label])
         yield f'<span class="{"up" if change > 0 else "down" if change < 0 else ""}">{change:+.2f}</span>'

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from roadmap.engine.results import duration
 from roadmap.experiments import compare
 from roadmap.names import breakable
 from roadmap.report.material import Material, doubts
@@ -39,7 +40,7 @@ def _standings(runs: Sequence[Material]) -> str:
         return f'<p class="about">No p-values: {escape(str(error))}.</p>\n'
     told = [[f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text) for cell in line] for line in sheet.rows]
     # a column for each group: the sheet has many columns, and a page of a phone or of paper is narrow
-    head, *rows = [[name, *cells] for name, *cells in zip(map(escape, sheet.columns), *told, strict=True)]
+    head, *rows = [[name, *cells] for name, *cells in zip(map(escape, sheet.names), *told, strict=True)]
     remarks = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
     heading = f"<h3>Compared: {escape(sheet.title)}</h3>\n"
     return f'{heading}{table(head, rows)}<ul class="about">{remarks}</ul>\n'
@@ -54,7 +55,7 @@ def _ends(runs: Sequence[Material]) -> str:
     rows = []
     for run in runs:
         summary, seconds = run.summary, run.summary.get("training seconds")
-        took = "-" if seconds is None else f"{seconds / 60:,.1f} min"
+        took = "-" if seconds is None else duration(seconds)
         chosen = {"held_out": "validation pictures", "last": "none, the last", "test": "the test set: flattering"}
         epoch = f"{summary.get('best epoch', '-')} of {summary.get('epochs', '-')}"
         by = chosen.get(str(summary.get("chosen by")), "-")
