@@ -83,6 +83,32 @@ def test_signatures_tell_apart_where_a_tensor_lies_in_another() -> None:
     assert shared_memory([gallery[6:], gallery[:2], gallery, gallery[1:3]]) != ()
 
 
+def test_signatures_do_not_say_which_tensor_lies_lower_in_memory() -> None:
+    """A batch against itself brings two tensors, each twice, which are anywhere at the next call."""
+    whole = torch.zeros(12, 8)
+    low, high = whole[:4], whole[8:]
+    assert signature_of((low, low, high, high)) == signature_of((high, high, low, low))
+    assert signature_of((low, high, low, high)) == signature_of((high, low, high, low))
+    assert signature_of((low, low, high, high)) != signature_of((low, high, high, low))
+
+
+def test_what_an_arena_gives_begins_at_multiples_that_a_record_takes_for_granted() -> None:
+    arena = Arena(torch.device("cpu"), new_buffer(4096, torch.device("cpu")))
+    assert arena.buffer is not None
+    for dtype in (torch.float16, torch.uint8, torch.int64):
+        assert (arena.empty(3, dtype=dtype).data_ptr() - arena.buffer.data_ptr()) % 16 == 0
+
+
+def test_the_records_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MOST_PROGRAMS", 2)
+    programs: dict[Any, Any] = {}
+    first = launch.program_of(programs, ("a",), ())
+    launch.program_of(programs, ("b",), ())
+    assert launch.program_of(programs, ("a",), ()) is first
+    launch.program_of(programs, ("c",), ())
+    assert [key[0] for key in programs] == ["a", "c"]
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_records_are_played_for_calls_like_theirs_alone(
     order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
