@@ -36,7 +36,7 @@ class Compiled:
     def __init__(self, kernel: Any, args: tuple[Any, ...], counts: dict[str, int]) -> None:
         self.kernel, self.counts = kernel, counts
         self.types = [x.dtype if isinstance(x, Tensor) else None for x in args]
-        self.aligned = [isinstance(x, Tensor) and x.data_ptr() % 16 == 0 for x in args]
+        self.aligned = [isinstance(x, Tensor) and x.numel() > 0 and x.data_ptr() % 16 == 0 for x in args]
 
     def run(self, x: int, y: int, z: int, stream: Any, function: Any, packed: Any, *rest: Any) -> None:
         args = list(rest[3:])
@@ -85,9 +85,10 @@ def drawn(rows: int, dtype: torch.dtype, g: torch.Generator, needed: bool = True
 
 
 def result(g: torch.Generator, value: Tensor, *leaves: Tensor) -> list[Tensor]:
-    """The value, and the gradients at those that have one. What arrives is another number at every draw, at an address
-    that is a multiple of 16 or not."""
-    upstream = torch.rand(2, generator=g).to(value.dtype)[int(torch.randint(0, 2, (), generator=g))]
+    """The value, and the gradients at those that have one. What arrives there is another number at every draw, at an
+    address that is a multiple of 16, or not, or within the first of them."""
+    numbers = *torch.rand(2, generator=g).to(value.dtype), leaves[0].detach()[0, 0]
+    upstream = numbers[int(torch.randint(0, 3, (), generator=g))]
     grads = torch.autograd.grad(value, [x for x in leaves if x.requires_grad], upstream)
     return [value.detach().double(), *(grad.double() for grad in grads)]
 
@@ -101,6 +102,10 @@ def calls_of(loss: Any, paths: bool = False) -> dict[str, Call]:
     def batch(dtype: torch.dtype, g: torch.Generator) -> list[Tensor]:
         x, labels = drawn(N, dtype, g)
         return result(g, loss(x, named(labels)), x)
+
+    def few_classes(dtype: torch.dtype, g: torch.Generator) -> list[Tensor]:
+        x, _ = drawn(N, dtype, g)
+        return result(g, loss(x, named((torch.arange(N) == N - 1).long())), x)
 
     def terms(dtype: torch.dtype, g: torch.Generator) -> list[Tensor]:
         x, labels = drawn(N, dtype, g)
@@ -141,6 +146,7 @@ def calls_of(loss: Any, paths: bool = False) -> dict[str, Call]:
 
     return {
         "batch": batch,
+        "batch of one large class": few_classes,
         "terms": terms,
         "gallery": gallery,
         "queries move": partial(gallery, needs=(True, False)),
@@ -188,7 +194,7 @@ def check(counts: dict[str, int], calls: dict[str, Call]) -> None:
     [
         ("small", ("batch", "terms", "columns of a table", "other columns of a table")),
         ("small", ("gallery", "queries move", "items move", "against itself", "against as many")),
-        ("tiles", ("batch", "rows of a batch")),
+        ("tiles", ("batch", "batch of one large class", "rows of a batch")),
         ("stored", ("gallery", "the first items move")),
     ],
     ids=str,
