@@ -1,4 +1,4 @@
-"""The book-keeping of recorded launches: where tensors lie. That a played record computes the same is a GPU test."""
+"""The book-keeping of recorded launches: where tensors lie. That a played record computes the same: test_records.py."""
 
 from __future__ import annotations
 
