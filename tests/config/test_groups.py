@@ -17,7 +17,7 @@ from roadmap.config.settings import SettingError, Settings
 from roadmap.config.words import override_of
 from roadmap.engine.auto import unresolved
 from roadmap.losses.auxiliary import AUXILIARIES, FILLED_IN, auxiliary_constructor, needed_options
-from roadmap.losses.named import NAMES, constructor_parameters, required_options
+from roadmap.losses.named import NAMES, constructor, required_options
 from tests.cli.test_train import called
 
 OPTIONS = {group: list(options(group)) for group in GROUPS if group != "recipe"}
@@ -148,7 +148,7 @@ def test_the_file_of_a_loss_is_its_constructor(name: str) -> None:
     values, needed = values_of("loss", name), required_options(name)
     notes = dict(re.findall(r"^(\w+): [^#\n]*# (.*)$", parts_of("loss", name)[1], re.MULTILINE))
     assert values.pop("name") == name
-    parameters = constructor_parameters(name)
+    parameters = inspect.signature(constructor(name)).parameters
     assert list(values) == list(parameters) == list(notes)
     defaults = {key: list(p.default) if isinstance(p.default, tuple) else p.default for key, p in parameters.items()}
     assert values == {key: None if key in needed else default for key, default in defaults.items()}

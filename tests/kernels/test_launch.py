@@ -1,4 +1,4 @@
-"""The book-keeping of recorded launches: where tensors lie. That a played record computes the same is a GPU test."""
+"""The book-keeping of recorded launches: where tensors lie. That a played record computes the same: test_records.py."""
 
 from __future__ import annotations
 
@@ -81,6 +81,32 @@ def test_signatures_tell_apart_where_a_tensor_lies_in_another() -> None:
     assert [shared_memory(call) for call in calls] == [((1, 0, 0),), ((0, 1, 64),), ((0, 1, 160),), ()]
     assert shared_memory([gallery[:0], gallery, None, gallery[3:3]]) == ()  # nothing lies where nothing is
     assert shared_memory([gallery[6:], gallery[:2], gallery, gallery[1:3]]) != ()
+
+
+def test_signatures_do_not_say_which_tensor_lies_lower_in_memory() -> None:
+    """A batch against itself brings two tensors, each twice, which are anywhere at the next call."""
+    whole = torch.zeros(12, 8)
+    low, high = whole[:4], whole[8:]
+    assert signature_of((low, low, high, high)) == signature_of((high, high, low, low))
+    assert signature_of((low, high, low, high)) == signature_of((high, low, high, low))
+    assert signature_of((low, low, high, high)) != signature_of((low, high, high, low))
+
+
+def test_what_an_arena_gives_begins_at_multiples_that_a_record_takes_for_granted() -> None:
+    arena = Arena(torch.device("cpu"), new_buffer(4096, torch.device("cpu")))
+    assert arena.buffer is not None
+    for dtype in (torch.float16, torch.uint8, torch.int64):
+        assert (arena.empty(3, dtype=dtype).data_ptr() - arena.buffer.data_ptr()) % 16 == 0
+
+
+def test_the_records_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MOST_PROGRAMS", 2)
+    programs: dict[Any, Any] = {}
+    first = launch.program_of(programs, ("a",), ())
+    launch.program_of(programs, ("b",), ())
+    assert launch.program_of(programs, ("a",), ()) is first
+    launch.program_of(programs, ("c",), ())
+    assert [key[0] for key in programs] == ["a", "c"]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from roadmap.kernels import both_run_on_triton
-from roadmap.losses import ROADMAP, Calibration, RecallAtK, SmoothAP, SupAP, SupNDCG, SupRank
+from roadmap.losses import ROADMAP, Calibration, HierarchicalAP, RecallAtK, SmoothAP, SupAP, SupNDCG, SupRank
 from roadmap.losses.comparison import Comparison
 
 from .interpreting import CUDA, DEVICE, check_under_the_interpreter, on_triton, starts_the_interpreter, take_path
@@ -139,6 +139,25 @@ def test_triton_gradient_of_the_front_alone(front: int, path: str) -> None:
 
 
 @on_triton
+@pytest.mark.parametrize(("way", "loss"), [("tiles", SupAP), ("stored", SupAP), ("small", HierarchicalAP)])
+def test_triton_one_positive_among_many_that_are_as_near(
+    way: str, loss: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry of ∂L/∂s is minus the sum of theirs, and must have room in the range of float16 too."""
+    take_path(monkeypatch, way)
+    generator = torch.Generator().manual_seed(9)
+    gallery = torch.randn(1, 9, generator=generator) + 0.01 * torch.randn(100, 9, generator=generator)
+    labels, item_labels = torch.tensor([0, 1]), (torch.arange(100) > 0).long() * 2
+    item_labels[1] = 1
+    if loss is HierarchicalAP:
+        labels, item_labels = (torch.stack([some, some], 1) for some in (labels, item_labels))
+    x = gallery[:2] + 0.5 * torch.randn(2, 9, generator=generator)
+    batch = tuple(t.to(DEVICE) for t in (x, labels, gallery, item_labels, torch.tensor([-1, -1])))
+    made = loss(tau=0.1, rho=1.0)
+    check_near(result(made, batch, torch.float32), result(made, batch, torch.float64))
+
+
+@on_triton
 @pytest.mark.parametrize("scale", [1e-22, 1e-36, 1e22, 1e36])
 def test_triton_takes_vectors_of_any_length(scale: float) -> None:
     x, labels, *_ = placed(7, 9, 10, 3, 19)
@@ -149,6 +168,19 @@ def test_triton_takes_vectors_of_any_length(scale: float) -> None:
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
     assert short.grad is not None
     assert short.grad.isfinite().all()
+
+
+@on_triton
+def test_triton_vectors_may_lie_in_memory_in_any_order() -> None:
+    """Transposed, so that the numbers of one are far apart."""
+    x, labels, *_ = placed(7, 9, 10, 3, 19)
+    found = []
+    for y in (x, x.T.contiguous().T):
+        leaf = y.detach().requires_grad_()
+        value = ROADMAP()(leaf, labels)
+        found.append((value.detach(), torch.autograd.grad(value, leaf)[0]))
+    assert not leaf.is_contiguous()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @on_triton

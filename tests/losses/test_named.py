@@ -12,7 +12,7 @@ import torch
 
 import roadmap.losses
 from roadmap.losses import pml
-from roadmap.losses.named import BORROWED, FILLED_IN, NAMES, OWN, constructor_parameters, named_loss, required_options
+from roadmap.losses.named import BORROWED, FILLED_IN, NAMES, OWN, named_loss, required_options
 
 FILLED = {"num_classes": 4, "embedding_size": 8}
 
@@ -80,11 +80,6 @@ def test_only_what_the_run_alone_knows_has_no_default() -> None:
 def test_refusals_offer_the_nearest_name(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         named_loss(name, **options)
-
-
-def test_parameters_come_in_the_order_of_the_constructor() -> None:
-    assert list(constructor_parameters("fastap")) == ["bins", "include_self"]
-    assert constructor_parameters("proxy_nca_pp")["temperature"].default == 1 / 9
 
 
 def test_pytorch_metric_learning_is_imported_only_when_asked_for() -> None:

@@ -90,12 +90,7 @@ class Comparison:
         mined = _mined_pairs(indices_tuple, len(labels), len(gallery_labels), embeddings.device)
         c = cls(embeddings, ref_emb, labels, gallery_labels, mined, own)
         if values_are_free_to_read(embeddings):
-            lengths = c.lengths
-            check_norms("embeddings", embeddings, lengths[0])
-            if ref_emb is not None:
-                check_norms("ref_emb", ref_emb, lengths[1])
-            if graded and labels.ndim == 2 and labels.dtype != torch.bool:
-                check_tree(labels, gallery_labels)
+            _check_values(c)
         return c
 
     @classmethod
@@ -218,6 +213,14 @@ class Comparison:
         if self.mined is not None or not both_run_on_triton(self.embeddings, self.ref_emb):
             return None
         return fused_loss(self.embeddings, self.query_labels, self.ref_emb, self.gallery_labels, self.places, rule)
+
+
+def _check_values(c: Comparison) -> None:
+    for name, x, lengths in zip(("embeddings", "ref_emb"), (c.embeddings, c.ref_emb), c.lengths, strict=False):
+        assert x is not None
+        check_norms(name, x, lengths)
+    if c.query_labels.ndim == 2 and c.query_labels.dtype != torch.bool:
+        check_tree(c.query_labels, c.gallery_labels)
 
 
 def _check_gallery(embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, graded: bool) -> None:

@@ -152,11 +152,6 @@ def constructor(name: str) -> Callable[..., nn.Module]:
     return RECIPES[name]
 
 
-def constructor_parameters(name: str) -> dict[str, inspect.Parameter]:
-    """Option -> its parameter, in the constructor's order."""
-    return dict(inspect.signature(constructor(name)).parameters)
-
-
 def required_options(name: str) -> tuple[str, ...]:
     """The options without a default: `num_classes` and `embedding_size` of a loss that has weights per class."""
     return without_default(constructor(name))

@@ -13,7 +13,7 @@ from roadmap.kernels.calls import LossCall
 from roadmap.kernels.paths import is_small
 from roadmap.kernels.rules import TERMS, LossRule
 from roadmap.kernels.triton import small, stored, stored_backward, tiles_backward, tiles_forward
-from roadmap.kernels.triton.launch import MOST_PROGRAMS, Arena, Program, new_buffer, shared_memory, signature_of
+from roadmap.kernels.triton.launch import Arena, Program, new_buffer, program_of, shared_memory
 from roadmap.kernels.triton.small import small_state
 from roadmap.kernels.triton.stored import positive_lists, stored_state
 from roadmap.kernels.triton.tiles import PositivePairs, positive_pairs, tile_state
@@ -154,11 +154,8 @@ def _call_over(note: Note, kept: Sequence[Tensor | None]) -> LossCall:
 def _programs_of(
     call: LossCall, needs: tuple[bool, bool], pairs: PositivePairs | None, tensors: Sequence[Tensor | None]
 ) -> tuple[Program, Program]:
-    """The records of calls like this one; a call is told apart by what its launches take for granted."""
+    """The records of calls like this one, forward and backward."""
     counts = None if pairs is None else (pairs.total, pairs.largest, pairs.are_lists)
-    key = (call.rule, call.as_terms, call.moving, needs, call.queries.device, counts, signature_of(tensors))
-    programs = _programs.pop(key, None) or (Program(), Program())
-    _programs[key] = programs  # the last used stands last
-    if len(_programs) > MOST_PROGRAMS:
-        _programs.pop(next(iter(_programs)), None)
+    key = (call.rule, call.as_terms, call.moving, needs, call.queries.device, counts)
+    programs: tuple[Program, Program] = program_of(_programs, key, tensors, lambda: (Program(), Program()))
     return programs

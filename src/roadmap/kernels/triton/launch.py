@@ -162,7 +162,8 @@ def signature_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
 
 
 def shared_memory(tensors: Sequence[Tensor | None]) -> tuple[tuple[int, int, int], ...]:
-    """Each tensor that begins within another: which it is, which the other, and how many bytes further on."""
+    """Each tensor that begins within another: which it is, which the other, and how many bytes further on. In the order
+    of the tensors: which of two pairs lies lower in memory is another matter at every call."""
     spans = sorted([(*_span(t), n) for n, t in enumerate(tensors) if t is not None])
     found, begins, furthest, owner = [], 0, 0, -1
     for first, end, n in spans:
@@ -170,7 +171,7 @@ def shared_memory(tensors: Sequence[Tensor | None]) -> tuple[tuple[int, int, int
             found.append((n, owner, first - begins))
         if end > furthest:
             begins, furthest, owner = first, end, n
-    return tuple(found)
+    return tuple(sorted(found))
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -183,10 +184,13 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return first, first + (last + 1) * tensor.itemsize
 
 
-def program_of(programs: dict[Any, Program], key: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Program:
-    """The record of calls like this one; a call is told apart by what its launches take for granted."""
+def program_of(
+    programs: dict[Any, Any], key: tuple[Any, ...], tensors: Sequence[Tensor | None], new: Callable[[], Any] = Program
+) -> Any:
+    """The record of calls like this one, or what `new` makes; a call is told apart by what its launches take for
+    granted."""
     whole = (*key, signature_of(tensors))
-    program = programs.pop(whole, None) or Program()
+    program = programs.pop(whole, None) or new()
     programs[whole] = program  # the last used stands last
     if len(programs) > MOST_PROGRAMS:
         programs.pop(next(iter(programs)), None)
