@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from roadmap.config.settings_checks import as_typed
 from roadmap.engine.joining import hardware_at, place_here, ranks_at
 from roadmap.engine.paths import absolute_paths
 from roadmap.engine.training import fit, resume
-from roadmap.losses.named import constructor_parameters
+from roadmap.losses.named import constructor
 from roadmap.runs import Run
 
 OF_THE_PROCESS = ("run", "out", "hardware.time_limit", "hardware.devices", "hardware.nodes")  # not what is computed
@@ -53,7 +54,7 @@ def _run_there(settings: Settings) -> tuple[Path | None, bool]:
 def _in_full(settings: Settings) -> dict[str, Any]:
     """The settings, and what the options of the loss are that they leave out."""
     values = settings.as_dict()
-    parameters = constructor_parameters(settings.loss["name"]).values()
+    parameters = inspect.signature(constructor(settings.loss["name"])).parameters.values()
     left = {p.name: p.default for p in parameters if p.default is not p.empty}
     return values | {"loss": left | values["loss"]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from roadmap.config.settings import ModelSettings
-from roadmap.config.settings_checks import shown
+from roadmap.config.settings_checks import as_typed
 from roadmap.models.backbones import backbone_of
 from roadmap.models.checkpoints import checkpoint_parts
 from roadmap.models.network import Retriever, untrained_retriever
@@ -90,7 +90,7 @@ def _check_alike(file: Path, theirs: ModelSettings, ours: ModelSettings) -> None
         if there != here:
             run = file.parents[len(CHECKPOINT.parts) - 1]
             raise WeightsError(
-                f"model.weights={run} stands for all weights of that run, whose model.{name} is {shown(there)} and not "
-                f"{shown(here)}: give model.{name}={shown(there)}, or begin with its backbone alone: "
+                f"model.weights={run} stands for all weights of that run, whose model.{name} is {as_typed(there)} and not "
+                f"{as_typed(here)}: give model.{name}={as_typed(there)}, or begin with its backbone alone: "
                 f"model.weights={file}"
             )
