@@ -90,7 +90,7 @@ def _check_alike(file: Path, theirs: ModelSettings, ours: ModelSettings) -> None
         if there != here:
             run = file.parents[len(CHECKPOINT.parts) - 1]
             raise WeightsError(
-                f"model.weights={run} stands for all weights of that run, whose model.{name} is {as_typed(there)} and not "
-                f"{as_typed(here)}: give model.{name}={as_typed(there)}, or begin with its backbone alone: "
+                f"model.weights={run} stands for all weights of that run, whose model.{name} is {as_typed(there)} "
+                f"and not {as_typed(here)}: give model.{name}={as_typed(there)}, or begin with its backbone alone: "
                 f"model.weights={file}"
             )
