@@ -42,7 +42,7 @@ from roadmap.runs import Run  # noqa: E402
 PROXIES = "optim.loss_lr=1e-2"
 ROWS = {
     "roadmap": [],
-    "roadmap_matryoshka": ["loss=roadmap", "dims=[64,128]"],
+    "roadmap_matryoshka": ["loss=roadmap", "dims=[32,64]"],
     "supap": [],
     "smoothap": [],
     "happier": [PROXIES],
@@ -61,7 +61,7 @@ ROWS = {
     "margin_distance_weighted": ["auxiliary=mic", "optim.loss_lr=5e-4", "optim.auxiliary_lr=1e-5"],
     "contrastive_horde": ["auxiliary=horde", "optim.auxiliary_lr=1e-5"],
 }
-CUT = {"roadmap": (64, 128), "roadmap_matryoshka": (64, 128)}  # measured with so many dimensions alone, too
+CUT = {"roadmap": (32, 64), "roadmap_matryoshka": (32, 64)}  # measured with so many dimensions alone, too
 ASKED = ("recipe", "set", "seed", "epochs", "epoch", "select")
 ENDS = ("training minutes", *ASKED, *RAN)
 SHOWN = ("R@1", "mAP@R", "H-AP", "ASI", "NDCG")

@@ -39,7 +39,7 @@ def test_a_run_that_cannot_be_lengthened_stays_as_it_is(pictures: Path, tmp_path
     folder = fit(tiny(pictures, tmp_path / "run", optim__schedule="cosine"), quiet=True)
     with pytest.raises(ValueError, match="epochs=6: the learning rate of this run falls along a cosine to the end of its 4 epochs") as caught:  # fmt: skip  # noqa: E501
         resume(folder, epochs=6, quiet=True)
-    assert "model.weights=RUN/checkpoints/best.safetensors that begins where this one ended" in str(caught.value)
+    assert "model.weights=RUN that begins where this one ended" in str(caught.value)
     assert caught.value.field == "epochs"  # type: ignore[attr-defined]
     other = fit(tiny(pictures, tmp_path / "other"), quiet=True)
     with pytest.raises(ValueError, match="epochs=3: the run has trained 4 of its 4 epochs already; give more"):
