@@ -74,6 +74,7 @@ def answer(lines: Sequence[Line], outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield _whole_runs(side_by_side(resnet, outcomes, {}))
     yield from _order(ORDER_IN_SHORT, WHOLE, outcomes)
     yield from _order(PROJECTED_IN_SHORT, PROJECTED, outcomes)
+    yield from _together(outcomes)
     yield from _order(DRAWN_IN_SHORT, DRAWN, outcomes)
     yield from _order(RIVALS_IN_SHORT, RIVALLED, outcomes, RIVALS)
     yield from _one_run_each(outcomes)
@@ -96,6 +97,24 @@ def _order(
     """A table of claims and how many of them hold; nothing where none can be tested."""
     if found := claims(ordered(which), outcomes, LAST, pairs):
         yield f"{words}\n{claims_in_short(found, pairs).markdown()}\n\n{_counted(found)}\n"
+
+
+def _together(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Whether it matters that networks and projections are corrected apart."""
+    apart = [one for which in (WHOLE, PROJECTED) for one in claims(ordered(which), outcomes, LAST)]
+    joint = claims(ordered((*WHOLE, *PROJECTED)), outcomes, LAST)
+    changed = [(one, other) for one, other in zip(apart, joint, strict=True) if one.verdict != other.verdict]
+    if not changed:
+        return
+    told = [
+        f"{one.second.name} over {one.first.name} ({one.second.stand_in or one.second.backbone}, batch "
+        f"{one.second.batch_size}): {one.verdict} apart, {other.verdict} together, p {other.p:.2g}"
+        for one, other in changed
+    ]
+    yield _paragraph(
+        "**This hangs on what is corrected together.** The two tables were parted when single runs of the first had",
+        f"been seen. With one correction over all {len(joint)} claims other verdicts follow: {'; '.join(told)}.",
+    )
 
 
 def _counted(found: Sequence[Claim]) -> str:
